@@ -1,0 +1,1 @@
+"""From a rewritten graph to a bundle: importer, kernels, targets, compiler."""

@@ -1,0 +1,1 @@
+"""Hand-written dispatches: template files, one generator, a body per instruction set."""

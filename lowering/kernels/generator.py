@@ -1,0 +1,117 @@
+"""From a kernel's specialised values to its text. Symbol names carry every value, so equal kernels are one kernel."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import jinja2
+
+from halfbyte.lowering.kernels.isa import InstructionSet
+from halfbyte.passes.scheme import Zero
+
+# Block tags are {! !} because {% is MLIR.
+_TEMPLATES = Path(__file__).with_name("templates")
+_ROW_BLOCK = 128
+
+
+class Kernel(Protocol):
+    """A dispatch that can be written out."""
+
+    @property
+    def symbol(self) -> str: ...
+
+    def text(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """``quantize.mlir.j2``: the activation side.
+
+    Attributes:
+        io: ``f32``, ``f16`` or ``bf16``.
+        digits: 1 for int8 per token, 2 or 3 digit planes.
+    """
+
+    io: str
+    digits: int
+
+    @property
+    def symbol(self) -> str:
+        return f"halfbyte_quantize_{'int8' if self.digits == 1 else f'planes{self.digits}'}_{self.io}"
+
+    def text(self) -> str:
+        return render("quantize.mlir.j2", name=self.symbol, io=self.io, digits=self.digits)
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """``gemm.mlir.j2``: int4 weights times codes.
+
+    Attributes:
+        isa: the body.
+        io: dtype of the result.
+        digits: 1 (W4A8), 2 or 3 (W4A16).
+        scale: dtype of the weight scales.
+        zero: how zero points are given.
+        bias: whether a bias is added.
+    """
+
+    isa: InstructionSet
+    io: str
+    digits: int
+    scale: str
+    zero: Zero
+    bias: bool
+
+    @property
+    def symbol(self) -> str:
+        mode = "w4a8" if self.digits == 1 else f"w4a16p{self.digits}"
+        bias = "_bias" if self.bias else ""
+        return f"halfbyte_gemm_{mode}_{self.isa.name}_{self.io}_{self.scale}_{self.zero.value}{bias}"
+
+    def text(self) -> str:
+        return render(
+            "gemm.mlir.j2",
+            name=self.symbol,
+            isa=self.isa,
+            io=self.io,
+            digits=self.digits,
+            scale=self.scale,
+            zero=self.zero.value,
+            bias=self.bias,
+            row_block=_ROW_BLOCK,
+        )
+
+
+@dataclass(frozen=True)
+class CacheAppend:
+    """``cache_append.mlir.j2``: new rows into a cache, in place."""
+
+    io: str
+
+    @property
+    def symbol(self) -> str:
+        return f"halfbyte_cache_append_{self.io}"
+
+    def text(self) -> str:
+        return render("cache_append.mlir.j2", name=self.symbol, io=self.io, tokens=16)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        block_start_string="{!",
+        block_end_string="!}",
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=False,
+        autoescape=False,
+    )
+
+
+def render(template: str, **values: object) -> str:
+    """The text of a template in ``templates/``; an unknown name in it is an error."""
+    return _environment().get_template(template).render(**values)

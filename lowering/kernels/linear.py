@@ -1,0 +1,114 @@
+"""``halfbyte::linear`` on the CPU: which kernels a layer takes and the function that strings them together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from halfbyte.lowering.kernels.generator import Gemm, Kernel, Quantize, render
+from halfbyte.lowering.kernels.isa import InstructionSet
+from halfbyte.lowering.layout import Packing
+from halfbyte.passes.scheme import Activations, Zero
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor of a packed weight as the function takes it: ``name`` is codes, scale, zero, minimum or bias."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def type(self) -> str:
+        return f"tensor<{'x'.join(map(str, self.shape))}x{self.dtype}>"
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One shape of quantized linear.
+
+    Attributes:
+        isa: the GEMM's body.
+        packing: shapes.
+        io: dtype of x and y.
+        scale: dtype of the weight scales.
+        zero: how zero points are given.
+        bias: whether a bias is added.
+        activations: int8 (W4A8) or none (W4A16).
+        digits: digit planes of the float path.
+        min_tokens: with int8, fewer tokens than this take the float path; 0 for never.
+    """
+
+    isa: InstructionSet
+    packing: Packing
+    io: str
+    scale: str
+    zero: Zero
+    bias: bool
+    activations: Activations
+    digits: int
+    min_tokens: int
+
+    @property
+    def modes(self) -> tuple[int, ...]:
+        """Digit planes of each path, the one for many tokens first."""
+        if self.activations is Activations.NONE:
+            return (self.digits,)
+        return (1, self.digits) if self.min_tokens else (1,)
+
+    def _quantize(self, digits: int) -> Quantize:
+        return Quantize(self.io, digits)
+
+    def _gemm(self, digits: int) -> Gemm:
+        return Gemm(self.isa, self.io, digits, self.scale, self.zero, self.bias)
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(kernel for digits in self.modes for kernel in (self._quantize(digits), self._gemm(digits)))
+
+    @property
+    def label(self) -> str:
+        """The GEMMs of the layer, for reports."""
+        return " / ".join(self._gemm(digits).symbol for digits in self.modes)
+
+    @property
+    def symbol(self) -> str:
+        size = f"{self.packing.outputs}x{self.packing.inputs}_g{self.packing.group_size}"
+        switch = f"_min{self.min_tokens}" if len(self.modes) == 2 else ""
+        mode = {1: "w4a8", 2: "w4a16p2", 3: "w4a16p3"}[self.modes[0]]
+        digits = f"_p{self.digits}" if len(self.modes) == 2 else ""
+        bias = "_bias" if self.bias else ""
+        return f"halfbyte_linear_{mode}_{size}_{self.io}_{self.scale}_{self.zero.value}{bias}{switch}{digits}"
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """The packed weight's tensors, in order."""
+        out = [
+            Argument("codes", self.packing.codes_shape, "i8"),
+            Argument("scale", self.packing.group_shape, self.scale),
+        ]
+        if self.zero is Zero.INTEGER:
+            out.append(Argument("zero", self.packing.group_shape, "i8"))
+        if self.zero is Zero.MINIMUM:
+            out.append(Argument("minimum", self.packing.group_shape, self.scale))
+        if self.bias:
+            out.append(Argument("bias", self.packing.bias_shape, "f32"))
+        return tuple(out)
+
+    def text(self) -> str:
+        """The ``util.func`` of this shape; the kernels it dispatches are separate (`kernels`)."""
+        modes = [
+            {"digits": digits, "quantize": self._quantize(digits).symbol, "gemm": self._gemm(digits).symbol}
+            for digits in self.modes
+        ]
+        return render(
+            "linear.mlir.j2",
+            name=self.symbol,
+            packing=self.packing,
+            K=self.packing.inputs,
+            N=self.packing.outputs,
+            io=self.io,
+            weights=self.arguments,
+            modes=modes,
+            min_tokens=self.min_tokens,
+        )

@@ -1,0 +1,108 @@
+"""The packed weight layout of the CPU kernels, ``n64k8``: one sequential stream of bytes per 64 columns.
+
+codes   i8 [N/64][K/8][4][64]: in a 64-byte line l, byte 4n + i belongs to column 16l + n; its low nibble is
+        input 8j + i, its high nibble input 8j + 4 + i. A line and two masks are two operands of vpdpbusd.
+scale, zero, minimum   [N/64][G][64]
+bias    f32 [N/64 * 64]
+
+N is padded to 64 and K to 8 with zeros: the padding of K meets activation codes that are 0, the padding of N
+gives columns that no kernel stores. All modes (W4A8, W4A16) read this one layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from halfbyte.passes.ops import digit_block
+from halfbyte.passes.scheme import WeightScheme
+from halfbyte.passes.weight import QuantTensor
+
+NAME = "n64k8"
+
+
+def up(value: int, multiple: int) -> int:
+    """The smallest multiple that is not below value."""
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The shapes of a packed (N, K) weight and the counts its kernels take as operands."""
+
+    outputs: int
+    inputs: int
+    group_size: int
+
+    @property
+    def column_blocks(self) -> int:
+        return up(self.outputs, 64) // 64
+
+    @property
+    def input_blocks(self) -> int:
+        return up(self.inputs, 8) // 8
+
+    @property
+    def groups(self) -> int:
+        return -(-self.inputs // self.group_size)
+
+    def block(self, digits: int) -> int:
+        """Inputs that share an activation scale and sum: a group for int8, a `digit_block` for digit planes."""
+        if digits > 1:
+            return digit_block(self.group_size, self.inputs)
+        return min(self.group_size, 8 * self.input_blocks) if self.groups > 1 else 8 * self.input_blocks
+
+    def blocks(self, digits: int) -> int:
+        return -(-self.inputs // self.block(digits))
+
+    def blocks_per_group(self, digits: int) -> int:
+        return self.blocks(digits) if self.groups == 1 else self.group_size // self.block(digits)
+
+    @property
+    def codes_shape(self) -> tuple[int, int, int, int]:
+        return (self.column_blocks, self.input_blocks, 4, 64)
+
+    @property
+    def group_shape(self) -> tuple[int, int, int]:
+        return (self.column_blocks, self.groups, 64)
+
+    @property
+    def bias_shape(self) -> tuple[int]:
+        return (64 * self.column_blocks,)
+
+
+def refusal(scheme: WeightScheme) -> str | None:
+    """Why a weight of this scheme has no packed form, or None."""
+    if scheme.bits != 4:
+        return f"{scheme.bits} bits"
+    if not scheme.channelwise and scheme.group_size % 8:
+        return f"group size {scheme.group_size}"
+    return None
+
+
+def pack_codes(weight: QuantTensor) -> np.ndarray:
+    """uint8 [N/64, K/8, 4, 64] from the codes of a weight."""
+    outputs, inputs = weight.shape
+    padded = np.zeros((up(outputs, 64), up(inputs, 8)), np.uint8)
+    padded[:outputs, :inputs] = weight.codes.numpy()
+    lines = padded.reshape(-1, 4, 16, padded.shape[1] // 8, 2, 4).transpose(0, 3, 1, 4, 2, 5)
+    packed = lines[:, :, :, 0] | (lines[:, :, :, 1] << 4)
+    return np.ascontiguousarray(packed).reshape(-1, padded.shape[1] // 8, 4, 64)
+
+
+def pack_groups(values: torch.Tensor) -> np.ndarray:
+    """[N, G] of any dtype -> [N/64, G, 64], padded with zeros; 16-bit floats come back as uint16 bits."""
+    outputs, groups = values.shape
+    bits = values.contiguous().view(torch.uint16) if values.dtype in (torch.float16, torch.bfloat16) else values
+    padded = np.zeros((up(outputs, 64), groups), bits.numpy().dtype)
+    padded[:outputs] = bits.numpy()
+    return np.ascontiguousarray(padded.reshape(-1, 64, groups).transpose(0, 2, 1))
+
+
+def pack_bias(bias: torch.Tensor) -> np.ndarray:
+    """float [N] -> float32 [N padded to 64]."""
+    padded = np.zeros(up(bias.shape[0], 64), np.float32)
+    padded[: bias.shape[0]] = bias.float().numpy()
+    return padded

@@ -1,0 +1,1 @@
+"""The graph language (schemes, weights, ops and their reference semantics) and what rewrites a graph."""

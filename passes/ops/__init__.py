@@ -1,0 +1,11 @@
+"""The halfbyte operators. Each has one reference in torch that defines its result exactly.
+
+Importing this package registers them under ``torch.ops.halfbyte``.
+"""
+
+from halfbyte.passes.ops.cache_append import cache_append
+from halfbyte.passes.ops.digit_planes import digit_block, digit_planes
+from halfbyte.passes.ops.linear import linear
+from halfbyte.passes.ops.quantize_per_token import quantize_per_token
+
+__all__ = ["cache_append", "digit_block", "digit_planes", "linear", "quantize_per_token"]

@@ -1,0 +1,118 @@
+"""``halfbyte::linear``: a linear layer with int4 weights; W4A8 or W4A16."""
+
+from __future__ import annotations
+
+import torch
+
+from halfbyte.passes.ops.digit_planes import digit_block, digit_planes
+from halfbyte.passes.ops.float32 import flush, fma
+from halfbyte.passes.ops.library import LIBRARY
+from halfbyte.passes.ops.quantize_per_token import quantize_per_token
+from halfbyte.passes.weight import unpack_nibbles
+
+LIBRARY.define(
+    "linear(Tensor x, Tensor codes, Tensor scale, Tensor? zero, Tensor? minimum, Tensor? bias, "
+    "int group_size, str activations, int digits, int min_tokens) -> Tensor"
+)
+
+
+def linear(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    minimum: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    group_size: int,
+    activations: str,
+    digits: int,
+    min_tokens: int,
+) -> torch.Tensor:
+    """y = x @ W^T + bias with W[n, k] = scale[n, g] * (u[n, k] - zero[n, g]) or scale[n, g] * u[n, k] + minimum[n, g].
+
+    ``activations="int8"`` (W4A8): x is quantized per token (`quantize_per_token`). The sum over a group is an
+    exact int32; groups are scaled and added in float32 in ascending order by fused multiply-adds (for
+    ``minimum``: one more, of the sum of the activation codes), times the token's scale, plus the bias: the rule
+    of formats.md section 7, "W4A8 int GEMM". ``activations="none"`` (W4A16): x is cut into ``digits`` digit
+    planes (`digit_planes`); digit sums of a block are exact integers, the two low ones joined as an int32,
+    the third added by one fma, times the block's power-of-two scale (exact), then as above.
+    The result is cast to the dtype of x once, at the end. Every row equals the same row computed alone.
+
+    Args:
+        x: float32, float16 or bfloat16 [..., K]; no rows and one row are fine.
+        codes: uint8 [N, ceil(K / 2)], low nibble = even k.
+        scale: float32, float16 or bfloat16 [N, G], G = ceil(K / group_size).
+        zero: uint8 [N, G], or None for 8 everywhere (0 where ``minimum`` is given).
+        minimum: of the dtype of ``scale`` [N, G], or None.
+        bias: float [N] or None.
+        group_size: inputs per group, the last group may be shorter; K for channelwise.
+        activations: ``int8`` or ``none``.
+        digits: digit planes of the float path, 2 or 3.
+        min_tokens: with ``int8``, fewer tokens than this take the float path. 0: never. The choice is made per
+            call from the number of rows, so a row's bits then depend on the batch.
+
+    Returns:
+        [..., N] of the dtype of x.
+    """
+    inputs, outputs = x.shape[-1], codes.shape[0]
+    rows = x.reshape(-1, inputs)
+    unsigned = unpack_nibbles(codes, inputs).to(torch.float64)
+    group = torch.arange(inputs) // group_size
+    if zero is not None:
+        unsigned = unsigned - zero.to(torch.float64)[:, group]
+    elif minimum is None:
+        unsigned = unsigned - 8.0
+    if activations == "int8" and rows.shape[0] >= min_tokens:
+        quantized, row_scale = quantize_per_token(rows)
+        planes, block, block_scale = quantized.unsqueeze(1), group_size, None
+    else:
+        block = digit_block(group_size, inputs)
+        planes, block_scale = digit_planes(rows, digits, block)
+        row_scale = None
+    total = torch.zeros(rows.shape[0], outputs, dtype=torch.float32)
+    for start in range(0, inputs, block):
+        part = slice(start, min(start + block, inputs))
+        piece = planes[:, :, part].to(torch.float64)
+        value = _join(piece @ unsigned[:, part].T)
+        unit = None if block_scale is None else block_scale[:, start // block, None]
+        value = value if unit is None else value * unit
+        total = fma(value, scale.float()[:, start // group_size], total)
+        if minimum is not None:
+            value = _join(piece.sum(-1, keepdim=True))
+            value = value if unit is None else value * unit
+            total = fma(value, minimum.float()[:, start // group_size], total)
+    if row_scale is not None:
+        total = flush(total * row_scale[:, None])
+    if bias is not None:
+        total = flush(total + bias.float())
+    return total.to(x.dtype).reshape(*x.shape[:-1], outputs)
+
+
+def _join(sums: torch.Tensor) -> torch.Tensor:
+    """Exact integer sums of each digit, float64 [M, P, N] -> float32 [M, N], as the kernels join them."""
+    low = sums[:, 0] if sums.shape[1] == 1 else sums[:, 1] * 256 + sums[:, 0]
+    joined = low.to(torch.float32)
+    if sums.shape[1] == 3:
+        joined = fma(sums[:, 2].to(torch.float32), torch.tensor(65536.0), joined)
+    return joined
+
+
+def _fake(
+    x: torch.Tensor,
+    codes: torch.Tensor,
+    scale: torch.Tensor,
+    zero: torch.Tensor | None,
+    minimum: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    group_size: int,
+    activations: str,
+    digits: int,
+    min_tokens: int,
+) -> torch.Tensor:
+    torch._check(activations in ("int8", "none"), lambda: f"activations must be int8 or none, not {activations!r}")
+    torch._check(digits in (2, 3), lambda: f"digits must be 2 or 3, not {digits}")
+    return x.new_empty((*x.shape[:-1], codes.shape[0]))
+
+
+LIBRARY.impl("linear", linear, "CompositeExplicitAutograd")
+torch.library.register_fake("halfbyte::linear", _fake, lib=LIBRARY)

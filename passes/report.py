@@ -1,0 +1,79 @@
+"""What was done with each layer, and why: the rows of report.json and of the compile summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from halfbyte.errors import UnsupportedLayerError
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something was not done. A value, not an exception: all of them are gathered and shown together."""
+
+    layer: str
+    found: str
+    accepted: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}: found {self.found}; accepted: {self.accepted}; do: {self.advice}"
+
+
+@dataclass
+class LayerRow:
+    """One linear layer of the model.
+
+    Attributes:
+        name: module path.
+        shape: logical (N, K).
+        storage: how the checkpoint or graph holds it, e.g. ``gptq v1``.
+        scheme: text of its `WeightScheme`, or ``float``.
+        activations: ``int8``, ``none`` or ``float``.
+        kernel: what computes it in the program, filled in by the lowering.
+        reason: why it was left in float, merged, or anything else a user should know.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    storage: str
+    scheme: str
+    activations: str
+    kernel: str = ""
+    reason: str = ""
+
+
+@dataclass
+class Report:
+    """Everything `report.json` holds about layers and passes."""
+
+    layers: list[LayerRow] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    passes: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def raise_refusals(self) -> None:
+        """Raises one `UnsupportedLayerError` that names every refused layer, if there is one."""
+        raise_refusals(self.refusals)
+
+
+def raise_refusals(refusals: Sequence[Refusal]) -> None:
+    if not refusals:
+        return
+    first = refusals[0]
+    if len(refusals) == 1:
+        raise UnsupportedLayerError(
+            "this layer cannot be compiled as asked",
+            where=first.layer,
+            found=first.found,
+            accepted=first.accepted,
+            advice=first.advice,
+        )
+    shown = "\n".join(f"  {refusal}" for refusal in refusals[:20])
+    more = f"\n  and {len(refusals) - 20} more" if len(refusals) > 20 else ""
+    raise UnsupportedLayerError(f"{len(refusals)} layers cannot be compiled as asked:\n{shown}{more}")

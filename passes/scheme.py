@@ -1,0 +1,47 @@
+"""How a linear layer is quantized: the closed vocabulary that readers, passes, lowerings and reports share."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Zero(enum.Enum):
+    """Where the value zero sits among the codes."""
+
+    SYMMETRIC = "symmetric"  # zero point 8 everywhere, nothing is stored
+    INTEGER = "integer"  # a zero point 0..15 per group
+    MINIMUM = "minimum"  # W = u * scale + minimum: a zero point that need not be an integer, carried exactly
+
+
+class Activations(enum.Enum):
+    """What a linear does to its input at run time."""
+
+    NONE = "none"  # W4A16: the input keeps its own precision
+    INT8 = "int8"  # W4A8: int8 per token, scale absmax / 127
+
+
+@dataclass(frozen=True)
+class WeightScheme:
+    """The quantization of one weight W[N, K].
+
+    Attributes:
+        group_size: inputs that share a scale; the last group of a row may be shorter. K for channelwise.
+        channelwise: one group per row.
+        zero: how zero is represented.
+        scale_dtype: ``f16``, ``bf16`` or ``f32``, as stored in the checkpoint.
+        act_order: the checkpoint's groups were not contiguous in K (GPTQ ``desc_act``).
+        bits: 4. Other widths are read as float and named in the report.
+    """
+
+    group_size: int
+    channelwise: bool
+    zero: Zero
+    scale_dtype: str
+    act_order: bool = False
+    bits: int = 4
+
+    def __str__(self) -> str:
+        group = "channelwise" if self.channelwise else f"group {self.group_size}"
+        order = ", act-order" if self.act_order else ""
+        return f"int{self.bits} {self.zero.value}, {group}, {self.scale_dtype} scales{order}"
