@@ -1,0 +1,119 @@
+"""From exported graphs to MLIR text in the torch dialect, with weights and caches as plain arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+
+from halfbyte.errors import CompilerError, UnsupportedLayerError
+
+_aten = torch.ops.aten
+_STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """MLIR text and what its arguments are.
+
+    Attributes:
+        text: a module with one ``func.func`` per entry point; state arguments come first.
+        state: by entry point, the state name of each argument, or None for an input of the user.
+        values: by entry point, the fake tensor of each argument (shape and dtype).
+        results: by entry point, the fake tensor of each result.
+        names: by entry point, the name of each argument.
+    """
+
+    text: str
+    state: Mapping[str, list[str | None]]
+    values: Mapping[str, list[Any]]
+    results: Mapping[str, list[Any]]
+    names: Mapping[str, list[str]]
+
+
+def topk_by_argmax(
+    x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """aten.topk along the last dimension as k argmaxes.
+
+    IREE 3.13 sorts in place on one shared iota, so the second topk of a program is wrong.
+    """
+    if not largest or dim not in (-1, x.dim() - 1):
+        raise CompilerError("only the largest values along the last dimension can be taken", where="aten.topk")
+    places = torch.arange(x.shape[-1])
+    values, indices = [], []
+    for _ in range(k):
+        value, index = torch.max(x, -1)
+        values.append(value)
+        indices.append(index)
+        x = torch.where(places == index[..., None], float("-inf"), x)
+    return torch.stack(values, -1), torch.stack(indices, -1)
+
+
+def decompositions() -> dict[Any, Any]:
+    """The core table, minus attention (which lowers whole), plus what torch-mlir has no lowering for."""
+    table = torch.export.default_decompositions()
+    table.pop(_aten.scaled_dot_product_attention.default, None)
+    extra = torch._decomp.get_decompositions([_aten.squeeze.dims, _aten.index_copy, _aten.linspace.Tensor_Tensor])
+    table.update(extra)
+    table[_aten.topk.default] = topk_by_argmax
+    return dict(table.items())
+
+
+def import_entries(entries: Mapping[str, ExportedProgram]) -> Imported:
+    """Decomposes and imports every entry point into one module.
+
+    Raises:
+        UnsupportedLayerError: a graph mutates its own buffers, or an operation cannot be imported.
+    """
+    from torch_mlir import ir
+    from torch_mlir.dialects import torch as torch_dialect
+    from torch_mlir.extras.fx_importer import FxImporter
+
+    context = ir.Context()
+    torch_dialect.register_dialect(context)
+    importer = FxImporter(context=context)
+    state: dict[str, list[str | None]] = {}
+    values: dict[str, list[Any]] = {}
+    results: dict[str, list[Any]] = {}
+    names: dict[str, list[str]] = {}
+    for name, entry in entries.items():
+        lowered = entry.run_decompositions(decompositions())
+        state[name], values[name], names[name] = _as_arguments(name, lowered)
+        outputs = {node.name: node.meta.get("val") for node in lowered.graph.nodes}
+        results[name] = [outputs.get(spec.arg.name) for spec in lowered.graph_signature.output_specs]
+        try:
+            importer.import_program(lowered, func_name=name)
+        except Exception as error:
+            raise UnsupportedLayerError(
+                "torch-mlir cannot import this graph", where=f"entry point {name}", found=str(error)[:2000]
+            ) from error
+    return Imported(str(importer.module), state, values, results, names)
+
+
+def _as_arguments(name: str, entry: ExportedProgram) -> tuple[list[str | None], list[Any], list[str]]:
+    """Turns parameters, buffers and lifted constants into inputs of the user; says which argument is which."""
+    signature = entry.graph_signature
+    for spec in signature.output_specs:
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            raise UnsupportedLayerError(
+                "the graph writes to a buffer of its own",
+                where=f"entry point {name}",
+                found=f"buffer {spec.target}",
+                accepted="state as arguments: take the buffer as an input and use torch.ops.halfbyte.cache_append",
+                advice="pass the state in and export again",
+            )
+    fakes = {node.name: node.meta.get("val") for node in entry.graph.nodes if node.op == "placeholder"}
+    state, values, names = [], [], []
+    for index, spec in enumerate(signature.input_specs):
+        kept = spec.kind in _STATE
+        state.append(spec.target if kept else None)
+        values.append(fakes.get(spec.arg.name))
+        names.append(spec.arg.name)
+        if kept:
+            signature.input_specs[index] = InputSpec(InputKind.USER_INPUT, spec.arg, None, None)
+    return state, values, names

@@ -1,0 +1,301 @@
+"""Puts our kernels and parameters into an imported module.
+
+Every ``halfbyte`` operator becomes a call of a function that strings dispatches together; every state argument
+becomes a load of a global that names a parameter of the archive. After that the arguments of a function are
+what its caller gives: tokens, a position, caches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from iree.compiler import ir
+
+from halfbyte.errors import CompilerError
+from halfbyte.lowering.importer import Imported
+from halfbyte.lowering.kernels.generator import CacheAppend, Kernel, Quantize, render
+from halfbyte.lowering.kernels.linear import Linear
+from halfbyte.lowering.layout import Packing
+from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
+from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.passes.program import Program, state_value
+from halfbyte.passes.scheme import Activations, Zero
+
+SCOPE = "model"
+_VTENSOR = re.compile(r"!torch\.vtensor<\[(.*)\],([\w]+)>$")
+
+
+@dataclass(frozen=True)
+class _Shaped:
+    """A tensor type: None for a dynamic dimension, MLIR's signless element type."""
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+    @classmethod
+    def of(cls, value: Any) -> _Shaped:
+        match = _VTENSOR.match(str(value.type))
+        if match is None:
+            raise CompilerError(f"a halfbyte operator was given {value.type}, not a tensor with a known shape")
+        shape = tuple(None if size == "?" else int(size) for size in match[1].split(",")) if match[1] else ()
+        return cls(shape, re.sub(r"^[us]i", "i", match[2]))
+
+    @property
+    def type(self) -> str:
+        return f"tensor<{''.join('?x' if size is None else f'{size}x' for size in self.shape)}{self.dtype}>"
+
+    @property
+    def count(self) -> int | None:
+        return None if None in self.shape[:-1] else int(np.prod(self.shape[:-1], dtype=np.int64))
+
+
+@dataclass
+class Spliced:
+    """A module ready for iree-compile.
+
+    Attributes:
+        text: MLIR.
+        parameters: what the archive must hold.
+        kernels: by layer, the kernels that compute it.
+    """
+
+    text: str
+    parameters: Parameters
+    kernels: dict[str, str]
+
+
+def splice(imported: Imported, program: Program, target: CpuTarget) -> Spliced:
+    """Lowers the halfbyte operators of an imported module for a target and binds its state to parameters."""
+    with ir.Context(), ir.Location.unknown():
+        module = ir.Module.parse(imported.text)
+        work = _Splicer(imported, program, target)
+        for function in [op for op in module.body.operations if op.operation.name == "func.func"]:
+            work.function(function)
+        helpers = ir.Module.parse("module {\n" + "\n".join(work.helpers.values()) + "\n}")
+        start = ir.InsertionPoint.at_block_begin(module.body)
+        for op in list(helpers.body.operations):
+            op.detach_from_parent()
+            start.insert(op)
+        if not module.operation.verify():
+            raise CompilerError("the module is malformed after splicing the kernels")
+        return Spliced(str(module), work.parameters, work.kernels)
+
+
+@dataclass
+class _Splicer:
+    imported: Imported
+    program: Program
+    target: CpuTarget
+    helpers: dict[str, str] = field(default_factory=dict)
+    parameters: Parameters = field(default_factory=Parameters)
+    kernels: dict[str, str] = field(default_factory=dict)
+
+    def function(self, function: Any) -> None:
+        entry = ir.StringAttr(function.attributes["sym_name"]).value
+        state = self.imported.state[entry]
+        lowerings: Mapping[str, Callable[[str, Any], None]] = {
+            "torch.halfbyte.linear": self._linear,
+            "torch.halfbyte.cache_append": self._cache_append,
+            "torch.halfbyte.quantize_per_token": self._quantize_per_token,
+        }
+        for op in _operators(function):
+            name = ir.StringAttr(op.attributes["name"]).value
+            if name not in lowerings:
+                raise CompilerError(
+                    "this operator has no lowering",
+                    where=f"entry point {entry}",
+                    found=name,
+                    accepted="core aten operators and the halfbyte operators",
+                    advice="decompose it, or express it with aten operators",
+                )
+            with ir.InsertionPoint(op):
+                lowerings[name](entry, op)
+        block = function.regions[0].blocks[0]
+        with ir.InsertionPoint.at_block_begin(block):
+            for index, name in enumerate(state):
+                argument = block.arguments[index]
+                if name is not None and any(True for _ in argument.uses):
+                    argument.replace_all_uses_with(self._load(entry, name, argument))
+        for index in reversed([index for index, name in enumerate(state) if name is not None]):
+            block.erase_argument(index)
+        kept = [block.arguments[index].type for index in range(len(block.arguments))]
+        old = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+        function.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(kept, old.results))
+        if "arg_attrs" in function.attributes:
+            attrs = list(ir.ArrayAttr(function.attributes["arg_attrs"]))
+            rest = [attr for attr, name in zip(attrs, state, strict=True) if name is None]
+            function.attributes["arg_attrs"] = ir.ArrayAttr.get(rest)
+
+    # ------------------------------------------------------------ state
+
+    def _load(self, entry: str, name: str, argument: Any) -> Any:
+        """A float (or index) tensor of the state, as the torch value the argument was."""
+        shaped = _Shaped.of(argument)
+        stored = "i8" if shaped.dtype == "i1" else shaped.dtype
+        source = self.program.tensors.get(name)
+        key = name if source is None else source.key
+        size = tuple(0 if d is None else d for d in shaped.shape)
+        spec = TensorSpec(key, size, stored)
+        value = (lambda: state_value(self.program.entries[entry], name)) if source is None else source.load
+        self.parameters.add(key, ParameterGroup((spec,), lambda: {key: _bytes(value(), spec)}))
+        loaded = self._global(spec)
+        if shaped.dtype == "i1":
+            loaded = _create("arith.trunci", [ir.Type.parse(shaped.type)], [loaded])
+        return _create("torch_c.from_builtin_tensor", [argument.type], [loaded])
+
+    def _global(self, spec: TensorSpec) -> Any:
+        text = f'util.global private @"{spec.key}" = #flow.parameter.named<"{SCOPE}"::"{spec.key}"> : {spec.type}'
+        self.helpers.setdefault(f"global {spec.key}", text)
+        attributes = {"global": ir.FlatSymbolRefAttr.get(spec.key), "is_immutable": ir.UnitAttr.get()}
+        return _create("util.global.load", [ir.Type.parse(spec.type)], [], attributes)
+
+    # ------------------------------------------------------------ operators
+
+    def _linear(self, entry: str, op: Any) -> None:
+        x, codes, scale, zero, minimum, bias, *settings = op.operands
+        group_size, activations, digits, min_tokens = (_constant(value) for value in settings)
+        shaped, result = _Shaped.of(x), _Shaped.of(op.results[0])
+        inputs, outputs = shaped.shape[-1], result.shape[-1]
+        assert inputs is not None and outputs is not None
+        name = self._state_name(entry, codes).removesuffix(".codes")
+        kind = Zero.MINIMUM if not _is_none(minimum) else Zero.SYMMETRIC if _is_none(zero) else Zero.INTEGER
+        linear = Linear(
+            self.target.isa,
+            Packing(outputs, inputs, group_size),
+            shaped.dtype,
+            _Shaped.of(scale).dtype,
+            kind,
+            not _is_none(bias),
+            Activations(activations),
+            digits,
+            min_tokens,
+        )
+        source = self.program.layers[name]
+        group = self.parameters.add(name, self.target.pack(name, linear, source))
+        for member in source.members:
+            self.kernels[member] = linear.label
+        self._use(linear.kernels)
+        self.helpers[linear.symbol] = linear.text()
+        wrapper = f"{linear.symbol}_{'x'.join('d' if d is None else str(d) for d in shaped.shape[:-1]) or 'row'}"
+        self.helpers[wrapper] = render(
+            "as_rows.mlir.j2",
+            name=wrapper,
+            callee=linear.symbol,
+            shape=shaped.shape[:-1],
+            count=shaped.count,
+            K=inputs,
+            N=outputs,
+            io=shaped.dtype,
+            weights=linear.arguments,
+        )
+        weights = [self._global(spec) for spec in group.tensors]
+        [y] = _call(wrapper, [result.type], [_builtin(x), *weights])
+        _replace(op, [y])
+
+    def _cache_append(self, entry: str, op: Any) -> None:
+        cache, rows, position = (_Shaped.of(value) for value in op.operands)
+        heads, positions, width = cache.shape
+        kernel = CacheAppend(cache.dtype)
+        self._use([kernel])
+        count = rows.shape[1]
+        name = f"{kernel.symbol}_{heads}x{positions}x{width}_{'d' if count is None else count}"
+        self.helpers[name] = render(
+            "append.mlir.j2", name=name, kernel=kernel.symbol, io=cache.dtype, H=heads, S=positions, D=width, T=count
+        )
+        [out] = _call(name, [cache.type], [_builtin(value) for value in op.operands])
+        _replace(op, [out])
+
+    def _quantize_per_token(self, entry: str, op: Any) -> None:
+        [x] = op.operands
+        shaped = _Shaped.of(x)
+        kernel = Quantize(shaped.dtype, 1)
+        self._use([kernel])
+        name = f"{kernel.symbol}_{'x'.join('d' if d is None else str(d) for d in shaped.shape)}"
+        self.helpers[name] = render(
+            "quantize_rows.mlir.j2",
+            name=name,
+            kernel=kernel.symbol,
+            shape=shaped.shape[:-1],
+            count=shaped.count,
+            K=shaped.shape[-1],
+            io=shaped.dtype,
+        )
+        types = [_Shaped.of(result).type for result in op.results]
+        _replace(op, _call(name, types, [_builtin(x)]))
+
+    def _use(self, kernels: Any) -> None:
+        kernel: Kernel
+        for kernel in kernels:
+            self.helpers.setdefault(kernel.symbol, kernel.text())
+
+    def _state_name(self, entry: str, value: Any) -> str:
+        try:
+            name = self.imported.state[entry][ir.BlockArgument(value).arg_number]
+        except ValueError:
+            name = None
+        if name is None:
+            raise CompilerError(
+                "the weight of a halfbyte::linear must be state of the program (a parameter or buffer)",
+                where=f"entry point {entry}",
+                found=str(value)[:200],
+            )
+        return name
+
+
+def _operators(function: Any) -> list[Any]:
+    found = []
+
+    def visit(op: Any) -> Any:
+        if op.name == "torch.operator":
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    function.operation.walk(visit)
+    return found
+
+
+def _create(name: str, results: list[Any], operands: list[Any], attributes: dict[str, Any] | None = None) -> Any:
+    return ir.Operation.create(name, results=results, operands=operands, attributes=attributes or {}).result
+
+
+def _call(name: str, results: list[str], operands: list[Any]) -> list[Any]:
+    types = [ir.Type.parse(result) for result in results]
+    attributes = {"callee": ir.FlatSymbolRefAttr.get(name)}
+    return list(ir.Operation.create("util.call", results=types, operands=operands, attributes=attributes).results)
+
+
+def _builtin(value: Any) -> Any:
+    return _create("torch_c.to_builtin_tensor", [ir.Type.parse(_Shaped.of(value).type)], [value])
+
+
+def _replace(op: Any, values: list[Any]) -> None:
+    for result, value in zip(op.results, values, strict=True):
+        result.replace_all_uses_with(_create("torch_c.from_builtin_tensor", [result.type], [value]))
+    op.operation.erase()
+
+
+def _constant(value: Any) -> Any:
+    return value.owner.attributes["value"].value
+
+
+def _is_none(value: Any) -> bool:
+    return str(value.type) == "!torch.none"
+
+
+def _bytes(value: torch.Tensor, spec: TensorSpec) -> np.ndarray:
+    """A tensor's bytes, in the dtype the program declares."""
+    kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
+    value = value.detach().to(kinds.get(spec.dtype, value.dtype)).contiguous()
+    if tuple(value.shape) != spec.shape:
+        raise CompilerError(
+            "a tensor has another shape than its model declares",
+            where=spec.key,
+            found=str(list(value.shape)),
+            accepted=str(list(spec.shape)),
+        )
+    return value.reshape(-1).view(torch.uint8).numpy() if value.numel() else np.zeros(0, np.uint8)

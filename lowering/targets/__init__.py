@@ -1,0 +1,1 @@
+"""One file per target: its flags, policy, packer and kernels."""

@@ -1,0 +1,135 @@
+"""Merges quantized linears that read the same input (q/k/v, gate/up) into one."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+
+from halfbyte.passes.program import (
+    LayerSource,
+    Program,
+    add_state,
+    drop_dead_state,
+    linear_nodes,
+    replace,
+    state_names,
+    state_value,
+)
+from halfbyte.passes.weight import QuantTensor
+
+_TENSORS = ("codes", "scale", "zero", "minimum", "bias")
+
+
+@dataclass(frozen=True)
+class MergeLinears:
+    """One GEMM instead of several where only the columns differ; each column is computed as before.
+
+    Linears merge when their input, group size, scale dtype, kind of zero point, activations and presence of a
+    bias agree. Inputs permuted by activation order agree when the permutations are equal.
+    """
+
+    name: str = "merge-linears"
+
+    def run(self, program: Program) -> int:
+        merged: dict[str, tuple[str, ...]] = {}
+        for entry in program.entries.values():
+            for nodes in _groups(entry).values():
+                if len(nodes) > 1:
+                    name, members = _merge(program, entry, nodes)
+                    merged[name] = members
+            drop_dead_state(entry)
+        rows = {row.name: row for row in program.report.layers}
+        for name, members in merged.items():
+            for member in members:
+                if member in rows:
+                    rows[member].reason = f"computed by {name}"
+        return len(merged)
+
+
+def _groups(entry: ExportedProgram) -> dict[object, list[torch.fx.Node]]:
+    names = state_names(entry)
+    groups: dict[object, list[torch.fx.Node]] = {}
+    for node in linear_nodes(entry.graph):
+        _, codes, scale, *rest = node.args
+        dtypes = (scale.meta["val"].dtype, *(part is None for part in rest[:3]))
+        inputs = codes.meta["val"].shape[1]
+        groups.setdefault((_input_key(entry, names, node.args[0]), inputs, dtypes, *rest[3:]), []).append(node)
+    return groups
+
+
+def _input_key(entry: ExportedProgram, names: dict[str, str], x: torch.fx.Node) -> object:
+    """What the layer reads: the node itself, or what an activation order permutes and the order's values."""
+    if x.op == "call_function" and x.target is torch.ops.aten.index_select.default:
+        base, _, order = x.args
+        if order.name in names:
+            return (base, state_value(entry, names[order.name]).numpy().tobytes())
+    return x
+
+
+def _merge(program: Program, entry: ExportedProgram, nodes: list[torch.fx.Node]) -> tuple[str, tuple[str, ...]]:
+    names = state_names(entry)
+    members = tuple(names[node.args[1].name].removesuffix(".codes") for node in nodes)
+    name = merged_name(members)
+    first = nodes[0]
+    arguments: list[object] = [first.args[0]]
+    for position, tensor in enumerate(_TENSORS, start=1):
+        if first.args[position] is None:
+            arguments.append(None)
+            continue
+        parts = [state_value(entry, names[node.args[position].name]) for node in nodes]
+        rows = sum(part.shape[0] for part in parts)
+        joined = parts[0].new_empty((rows, *parts[0].shape[1:])) if program.empty else torch.cat(parts)
+        arguments.append(add_state(entry, f"{name}.{tensor}", joined))
+    with entry.graph.inserting_before(first):
+        whole = entry.graph.call_function(first.target, (*arguments, *first.args[6:]))
+        value = first.meta["val"]
+        total = sum(node.meta["val"].shape[-1] for node in nodes)
+        whole.meta = dict(first.meta, val=value.new_empty((*value.shape[:-1], total)))
+        start, pieces = 0, []
+        for node in nodes:
+            end = start + node.meta["val"].shape[-1]
+            piece = entry.graph.call_function(torch.ops.aten.slice.Tensor, (whole, -1, start, end))
+            piece.meta = dict(node.meta)
+            pieces.append(piece)
+            start = end
+    for node, piece in zip(nodes, pieces, strict=True):
+        replace(entry, node, piece)
+    if name not in program.layers:
+        sources = [program.layers[member] for member in members]
+        has_bias = sources[0].bias is not None
+        program.layers[name] = LayerSource(
+            lambda: _join(name, [source.weight() for source in sources]),
+            _join_biases([source.bias for source in sources if source.bias]) if has_bias else None,
+            members,
+        )
+    return name, members
+
+
+def merged_name(members: tuple[str, ...]) -> str:
+    """``a.b.q_proj``, ``a.b.k_proj`` -> ``a.b.q_proj+k_proj``."""
+    common = os.path.commonprefix(members)
+    prefix = common[: common.rfind(".") + 1]
+    return prefix + "+".join(member[len(prefix) :] for member in members)
+
+
+def _join(name: str, parts: list[QuantTensor]) -> QuantTensor:
+    def joined(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
+        return torch.cat([tensor for tensor in tensors if tensor is not None]) if tensors[0] is not None else None
+
+    return QuantTensor(
+        name,
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scale for part in parts]),
+        parts[0].group_size,
+        joined([part.zero for part in parts]),
+        joined([part.minimum for part in parts]),
+        parts[0].permutation,
+    )
+
+
+def _join_biases(biases: list[Callable[[], torch.Tensor]]) -> Callable[[], torch.Tensor]:
+    return lambda: torch.cat([bias() for bias in biases])

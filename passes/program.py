@@ -1,0 +1,122 @@
+"""A program: its entry points as exported graphs, and where the values of its state come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+
+import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
+from halfbyte.passes.report import Report
+from halfbyte.passes.weight import QuantTensor
+
+
+@dataclass(frozen=True)
+class LayerSource:
+    """Where a quantized layer's weight comes from: read (or joined) when it is needed, not before.
+
+    Attributes:
+        weight: gives the weight.
+        bias: gives the bias, float [N], or None.
+        members: the layers this one was merged from, in column order; the layer itself if it was not.
+    """
+
+    weight: Callable[[], QuantTensor]
+    bias: Callable[[], torch.Tensor] | None
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """Where any other tensor comes from.
+
+    Attributes:
+        key: its name in the archive; tied tensors share one.
+        load: reads it.
+    """
+
+    key: str
+    load: Callable[[], torch.Tensor]
+
+
+@dataclass
+class Program:
+    """What the passes work on.
+
+    Attributes:
+        entries: exported graphs by entry point; they share state by name.
+        layers: by the name of the layer, the weights behind ``halfbyte::linear`` nodes. A node's codes are the
+            state ``<layer>.codes``, its scales ``<layer>.scale`` and so on.
+        tensors: by state name, every other tensor. State found in neither is taken from the graphs themselves.
+        empty: the state of the graphs has no values (they come from ``layers`` and ``tensors``): nothing may
+            read it, and copies of it would cost memory for nothing.
+        report: rows of what was done.
+    """
+
+    entries: dict[str, ExportedProgram]
+    layers: dict[str, LayerSource] = field(default_factory=dict)
+    tensors: dict[str, TensorSource] = field(default_factory=dict)
+    empty: bool = False
+    report: Report = field(default_factory=Report)
+
+
+def linear_nodes(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+    """The ``halfbyte::linear`` nodes of a graph, in order."""
+    target = torch.ops.halfbyte.linear.default
+    return (node for node in list(graph.nodes) if node.op == "call_function" and node.target is target)
+
+
+def state_names(program: ExportedProgram) -> dict[str, str]:
+    """Placeholder name -> state name, for parameters, buffers and lifted constants."""
+    signature = program.graph_signature
+    return {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+
+
+def state_value(program: ExportedProgram, name: str) -> torch.Tensor:
+    """The tensor behind a state name."""
+    value: Any = program.state_dict.get(name)
+    return program.constants[name] if value is None else value
+
+
+def add_state(program: ExportedProgram, name: str, value: torch.Tensor) -> torch.fx.Node:
+    """Adds a buffer to an exported program and returns its placeholder."""
+    graph = program.graph
+    first = next(iter(graph.nodes))
+    with graph.inserting_before(first):
+        node = graph.placeholder("b_" + "".join(c if c.isalnum() else "_" for c in name))
+    mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
+    node.meta["val"] = mode.from_tensor(value, static_shapes=True)
+    spec = InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True)
+    program.graph_signature.input_specs.insert(0, spec)
+    program.state_dict[name] = value
+    return node
+
+
+def drop_dead_state(program: ExportedProgram) -> None:
+    """Removes nodes nobody uses, and then parameters, buffers and constants nobody reads."""
+    graph, specs = program.graph, program.graph_signature.input_specs
+    graph.eliminate_dead_code()
+    names = state_names(program)
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and node.name in names and not node.users:
+            specs.remove(next(spec for spec in specs if spec.arg.name == node.name))
+            program.state_dict.pop(names[node.name], None)
+            program.constants.pop(names[node.name], None)
+            graph.erase_node(node)
+    program.graph_module.recompile()
+
+
+def replace(program: ExportedProgram, old: torch.fx.Node, new: torch.fx.Node) -> None:
+    """Replaces every use of a node, in the signature of the outputs too (those go by name)."""
+    new.meta.setdefault("val", old.meta.get("val"))
+    old.replace_all_uses_with(new)
+    program.graph_signature.replace_all_uses(old.name, new.name)
+    program.graph.erase_node(old)
