@@ -16,6 +16,8 @@ from halfbyte.lowering.parameters import ParameterGroup, TensorSpec
 from halfbyte.passes.program import LayerSource
 from halfbyte.runtime.cpu_features import architecture, host_features
 
+# Of a host's features those that code generation uses: a machine may lack the others and still run the program.
+_USED = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "lzcnt", "popcnt", "movbe", "gfni", "cx16")
 # What LLVM turns on for these names, as far as IREE's code generation and our kernels use it.
 _V2 = {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16"}
 _V3 = _V2 | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
@@ -55,7 +57,9 @@ class CpuTarget:
             UsageError: naming the known names.
         """
         if cpu == "host":
-            return cls(cpu, architecture(), frozenset(host_features()))
+            here = architecture()
+            used = [f for f in host_features() if here != "x86_64" or f.startswith(_USED)]
+            return cls(cpu, here, frozenset(used))
         if cpu not in _NAMED:
             raise UsageError(
                 "unknown CPU", where="--cpu", found=cpu, accepted=", ".join(names()), advice="use host for this machine"

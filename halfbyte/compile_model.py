@@ -1,0 +1,350 @@
+"""The whole compilation, as a few named phases: load, rewrite, export, import, compile, write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from halfbyte.lowering.options import CompileOptions
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+    from halfbyte.checkpoints import Checkpoint, LayerInfo
+    from halfbyte.lowering.splice import Spliced
+    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.passes.program import Program
+    from halfbyte.passes.scheme import Activations
+    from halfbyte.runtime.manifest import Manifest, Model, Tensor
+
+PHASES = ("load", "rewrite", "export", "import", "compile", "write")
+
+
+class Progress:
+    """Called as the compilation goes on; this one says nothing."""
+
+    def phase(self, name: str) -> None:
+        """A phase of `PHASES` begins."""
+
+    def advance(self, done: int, total: int) -> None:
+        """Bytes of the archive written so far, and in all."""
+
+
+@dataclass
+class Compiled:
+    """What a compilation made.
+
+    Attributes:
+        path: the bundle.
+        manifest: as written.
+        report: as written to report.json.
+        seconds: by phase.
+        run_line: an iree-run-module command for the result.
+    """
+
+    path: Path
+    manifest: Manifest
+    report: dict[str, Any]
+    seconds: dict[str, float] = field(default_factory=dict)
+    run_line: str = ""
+
+
+def compile_model(
+    model: str | Path | ExportedProgram | Program,
+    out: str | Path,
+    options: CompileOptions | None = None,
+    progress: Progress | None = None,
+) -> Compiled:
+    """Compiles a checkpoint, or a graph, to a bundle.
+
+    Args:
+        model: a Hugging Face folder, a .gguf file, a torch ExportedProgram, or the program `halfbyte.rewrite` gives.
+        out: the bundle's folder; replaced if it is a bundle.
+        options: see `CompileOptions`.
+        progress: told of phases and of the bytes written.
+
+    Raises:
+        CheckpointError: the checkpoint is unreadable, malformed or unknown.
+        UnsupportedLayerError: layers cannot be compiled as asked; all of them are named.
+        CompilerError: iree-compile failed.
+        UsageError: options that make no sense, or an output that is not a bundle.
+    """
+    from halfbyte.lowering.bundle import check_replaceable
+    from halfbyte.lowering.importer import import_entries
+    from halfbyte.lowering.splice import splice
+    from halfbyte.lowering.targets.cpu import CpuTarget
+
+    options, watch, out = options or CompileOptions(), _Watch(progress or Progress()), Path(out)
+    check_replaceable(out)
+    target = CpuTarget.named(options.cpu)
+    if isinstance(model, str | Path):
+        program, facts = _from_checkpoint(Path(model), options, watch)
+    else:
+        program, facts = _from_graph(model, options, watch)
+    with watch("import"):
+        imported = import_entries(program.entries)
+        spliced = splice(imported, program, target)
+    for row in program.report.layers:
+        row.kernel = spliced.kernels.get(row.name, "IREE's own code")
+    with watch("compile"):
+        vmfb = _compile(spliced, target, options, program)
+    with watch("write"):
+        return _write(out, vmfb, spliced, imported, program, facts, target, options, watch)
+
+
+@dataclass
+class _Facts:
+    """What the manifest says of the model beyond its program."""
+
+    model: Model
+    caches: tuple[Tensor, ...] = ()
+    checkpoint: Checkpoint | None = None
+
+
+class _Watch:
+    def __init__(self, progress: Progress) -> None:
+        self.progress, self.seconds = progress, dict.fromkeys(PHASES, 0.0)
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        self.progress.phase(phase)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[phase] += time.perf_counter() - start
+
+
+# ---------------------------------------------------------------- a checkpoint
+
+
+def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tuple[Program, _Facts]:
+    from halfbyte.checkpoints import build_model, open_checkpoint
+    from halfbyte.lowering.decoder import cache_shapes, export_decoder
+    from halfbyte.passes.merge_linears import MergeLinears
+    from halfbyte.passes.pipeline import run_passes
+    from halfbyte.passes.program import Program
+    from halfbyte.passes.report import Report, raise_refusals
+    from halfbyte.runtime.manifest import Tensor
+
+    with watch("load"):
+        checkpoint = open_checkpoint(path)
+        report = Report(warnings=list(checkpoint.warnings))
+        for layer in checkpoint.layers.values():
+            report.layers.append(_row(layer, options))
+            if layer.refusal is not None:
+                report.refusals.append(layer.refusal)
+        if options.on_unsupported == "error":
+            raise_refusals(report.refusals)
+    with watch("rewrite"):
+        dtype = _dtype(options)
+        model = build_model(
+            checkpoint,
+            dtype=dtype,
+            activations=lambda layer: choose_activations(layer, options.activations),
+            min_tokens=options.min_tokens,
+        )
+        context = _context(model.config, options)
+    with watch("export"):
+        program = Program(export_decoder(model, context, dtype), empty=True, report=report)
+        _sources(program, model, checkpoint)
+        run_passes(program, [MergeLinears()])
+    caches = tuple(Tensor(c.name, c.shape, options.dtype) for c in cache_shapes(model.config, context))
+    return program, _Facts(_model(checkpoint.config, model.config, context, options), caches, checkpoint)
+
+
+def choose_activations(layer: LayerInfo, wanted: str) -> Activations:
+    """What a quantized layer does to its input under the option ``--activations``."""
+    from halfbyte.passes.scheme import Activations
+
+    return layer.activations if wanted == "auto" else Activations(wanted)
+
+
+def _row(layer: LayerInfo, options: CompileOptions) -> Any:
+    from halfbyte.passes.report import LayerRow
+
+    if layer.scheme is None:
+        reason = layer.reason
+        if layer.refusal is not None:
+            reason = f"dequantized: {layer.refusal.found} cannot be computed as quantized"
+        return LayerRow(layer.name, layer.shape, layer.storage, "float", "float", reason=reason)
+    activations = choose_activations(layer, options.activations).value
+    return LayerRow(layer.name, layer.shape, layer.storage, str(layer.scheme), activations, reason=layer.reason)
+
+
+def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
+    """Says where every tensor of the graphs is read from when the archive is written."""
+    import torch
+
+    from halfbyte.passes.program import LayerSource, TensorSource
+    from halfbyte.passes.quant_linear import QuantLinear
+
+    for name, module in model.named_modules():
+        if isinstance(module, QuantLinear):
+            bias = None if module.bias is None else (lambda n=name: checkpoint.float_tensor(f"{n}.bias"))
+            program.layers[name] = LayerSource(lambda n=name: checkpoint.quantized(n), bias, (name,))
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        key = first.setdefault(id(parameter), name)
+        program.tensors[name] = TensorSource(key, lambda k=key: checkpoint.float_tensor(k))
+    for name, buffer in model.named_buffers():
+        if not buffer.is_meta and isinstance(buffer, torch.Tensor):
+            program.tensors[name] = TensorSource(name, lambda b=buffer: b)
+
+
+def _context(config: Any, options: CompileOptions) -> int:
+    from halfbyte.errors import UsageError
+
+    most = int(getattr(config, "max_position_embeddings", 2048))
+    chosen = options.max_context or min(most, 2048)
+    if not 2 <= chosen <= most:
+        raise UsageError(
+            "the context does not fit the model", where="--max-context", found=str(chosen), accepted=f"2 to {most}"
+        )
+    return chosen
+
+
+def _dtype(options: CompileOptions) -> torch.dtype:
+    import torch
+
+    return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[options.dtype]
+
+
+def _model(raw: dict[str, Any], config: Any, context: int, options: CompileOptions) -> Model:
+    from halfbyte.runtime.manifest import Model
+
+    def ids(name: str) -> tuple[int, ...]:
+        value = raw.get(name)
+        return () if value is None else tuple(value) if isinstance(value, list) else (value,)
+
+    kind, size = str(config.model_type), int(config.vocab_size)
+    return Model(kind, options.dtype, size, context, ids("bos_token_id"), ids("eos_token_id"))
+
+
+# ---------------------------------------------------------------- a graph
+
+
+def _from_graph(
+    model: ExportedProgram | Program, options: CompileOptions, watch: _Watch
+) -> tuple[Program, _Facts]:
+    from halfbyte.passes.program import Program
+    from halfbyte.passes.report import raise_refusals
+    from halfbyte.rewrite import rewrite
+    from halfbyte.runtime.manifest import Model
+
+    with watch("rewrite"):
+        if isinstance(model, Program):
+            program = model
+        else:
+            activations = "none" if options.activations == "auto" else options.activations
+            program = rewrite(model, activations=activations, min_tokens=options.min_tokens)
+        if options.on_unsupported == "error":
+            raise_refusals(program.report.refusals)
+    return program, _Facts(Model("graph", options.dtype))
+
+
+# ---------------------------------------------------------------- compile and write
+
+
+def _compile(spliced: Spliced, target: CpuTarget, options: CompileOptions, program: Program) -> bytes:
+    from halfbyte.lowering.bundle import write_json
+    from halfbyte.lowering.compiler import compile_module
+
+    flags = ["--iree-input-type=torch", *target.flags, *options.iree_flags]
+    if options.dump_dir is not None:
+        for name, entry in program.entries.items():
+            options.dump_dir.mkdir(parents=True, exist_ok=True)
+            (options.dump_dir / f"{name}.graph.txt").write_text(entry.graph_module.print_readable(False))
+        write_json(options.dump_dir / "report.json", program.report.to_json())
+    vmfb, _ = compile_module(
+        spliced.text,
+        flags,
+        dump_dir=options.dump_dir,
+        cache=options.cache,
+        host=",".join(sorted(target.features)) if target.cpu == "host" else "",
+    )
+    return vmfb
+
+
+def _write(
+    out: Path,
+    vmfb: bytes,
+    spliced: Spliced,
+    imported: Any,
+    program: Program,
+    facts: _Facts,
+    target: CpuTarget,
+    options: CompileOptions,
+    watch: _Watch,
+) -> Compiled:
+    from halfbyte.lowering.archive import write_archive
+    from halfbyte.lowering.bundle import bundle_folder, run_line, sha256, write_flag_files, write_json
+    from halfbyte.lowering.entry_points import entry_points
+    from halfbyte.lowering.splice import SCOPE
+    from halfbyte.runtime import manifest as contract
+
+    with bundle_folder(out) as folder:
+        program_file, archive_file = f"model.{target.name}.vmfb", f"model.{target.layout}.irpa"
+        (folder / program_file).write_bytes(vmfb)
+        digest = write_archive(folder / archive_file, spliced.parameters, watch.progress.advance)
+        tokenizer = facts.checkpoint.save_tokenizer(folder) if facts.checkpoint is not None else []
+        report = program.report
+        manifest = contract.Manifest(
+            facts.model,
+            (
+                contract.Program(
+                    target.name,
+                    program_file,
+                    sha256(folder / program_file),
+                    target.drivers,
+                    target.architecture,
+                    target.cpu,
+                    tuple(sorted(target.features)),
+                ),
+            ),
+            (
+                contract.ParameterArchive(
+                    SCOPE,
+                    archive_file,
+                    digest,
+                    target.layout,
+                    (folder / archive_file).stat().st_size,
+                    (target.name,),
+                    {t.key: contract.ParameterTensor(t.bytes) for t in spliced.parameters.tensors},
+                ),
+            ),
+            entry_points(imported, facts.caches),
+            facts.caches,
+            tuple(
+                contract.Layer(row.name, row.shape, row.scheme, row.activations, row.kernel) for row in report.layers
+            ),
+            tuple(tokenizer),
+            versions(),
+        )
+        write_json(folder / contract.FILE_NAME, manifest.to_json())
+        write_flag_files(folder, manifest)
+        written = {**report.to_json(), "options": _options(options), "seconds": watch.seconds}
+        write_json(folder / "report.json", written)
+    return Compiled(out, manifest, written, watch.seconds, run_line(manifest, out))
+
+
+def _options(options: CompileOptions) -> dict[str, Any]:
+    kept = {key: value for key, value in vars(options).items() if key not in ("dump_dir", "cache")}
+    return {**kept, "iree_flags": list(options.iree_flags)}
+
+
+def versions() -> dict[str, str]:
+    """Versions of what shapes a bundle, by distribution name."""
+    out = {}
+    for name in ("halfbyte", "iree-base-compiler", "torch", "torch-mlir", "transformers"):
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return out

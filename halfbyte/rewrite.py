@@ -1,0 +1,65 @@
+"""Rewrites a user's graph: dequantized linears become ``halfbyte::linear``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+    from halfbyte.passes.pipeline import Hook
+    from halfbyte.passes.program import Program
+
+
+def rewrite(
+    model: ExportedProgram | torch.nn.Module,
+    example: tuple[Any, ...] | None = None,
+    *,
+    dynamic_shapes: Any = None,
+    activations: str = "none",
+    min_tokens: int = 0,
+    entry: str = "forward",
+    hooks: Sequence[Hook] = (),
+) -> Program:
+    """Finds quantized linears in a graph and rewrites them.
+
+    Linears whose weight the graph computes from state as (codes - zero) * scale, however the codes are packed
+    and the inputs ordered, become one ``halfbyte::linear`` each; those that read the same input become one.
+    The result runs eagerly (``program.entries["forward"].module()``) with the operators' reference semantics,
+    and `halfbyte.compile` takes it. ``program.report`` has a row for every linear and every refusal.
+
+    Args:
+        model: an ExportedProgram, or a module to export with ``example`` and ``dynamic_shapes``. The
+            ExportedProgram is changed in place.
+        example: positional inputs for the export of a module.
+        dynamic_shapes: as for torch.export.export.
+        activations: ``none`` (W4A16) or ``int8`` (W4A8), for every linear found.
+        min_tokens: see ``halfbyte::linear``.
+        entry: name of the entry point.
+        hooks: called after every pass with the pass and the program.
+
+    Raises:
+        UsageError: a module without example inputs, or an unknown kind of activations.
+    """
+    import torch
+
+    from halfbyte.errors import UsageError
+    from halfbyte.passes.find_dequantized_linears import FindDequantizedLinears
+    from halfbyte.passes.merge_linears import MergeLinears
+    from halfbyte.passes.pipeline import run_passes
+    from halfbyte.passes.program import Program
+    from halfbyte.passes.scheme import Activations
+
+    if activations not in {kind.value for kind in Activations}:
+        raise UsageError("unknown kind of activations", found=repr(activations), accepted="none or int8")
+    if isinstance(model, torch.nn.Module):
+        if example is None:
+            raise UsageError("a module needs example inputs", advice="pass example=(tensor, ...) or an ExportedProgram")
+        with torch.no_grad():
+            model = torch.export.export(model.eval(), example, dynamic_shapes=dynamic_shapes, strict=False)
+    program = Program({entry: model})
+    passes = [FindDequantizedLinears(Activations(activations), min_tokens=min_tokens), MergeLinears()]
+    run_passes(program, passes, hooks)
+    return program

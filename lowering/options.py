@@ -1,0 +1,38 @@
+"""What a caller can choose about a compilation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Options of a compilation; the command line's have the same names.
+
+    Attributes:
+        target: ``cpu``.
+        activations: ``auto`` as the checkpoint asks for, ``int8`` for every int4 layer (W4A8), ``none`` (W4A16).
+        min_tokens: with int8 activations, calls with fewer tokens take the W4A16 path. A row's bits then
+            depend on how many rows come with it. 0: never.
+        max_context: positions of the key and value caches; None: the model's own limit, at most 2048.
+        cpu: ``host``, or a name of `halfbyte.lowering.targets.cpu.names`.
+        on_unsupported: ``error`` refuses a model with layers that cannot be computed as quantized; ``float``
+            computes those with their dequantized weights.
+        dtype: of activations and caches: ``f32``, ``f16`` or ``bf16``.
+        dump_dir: folder for every stage of the compilation.
+        iree_flags: more flags for iree-compile.
+        cache: use the cache of compiled programs.
+    """
+
+    target: str = "cpu"
+    activations: Literal["auto", "int8", "none"] = "auto"
+    min_tokens: int = 0
+    max_context: int | None = None
+    cpu: str = "host"
+    on_unsupported: Literal["error", "float"] = "error"
+    dtype: Literal["f32", "f16", "bf16"] = "f32"
+    dump_dir: Path | None = None
+    iree_flags: tuple[str, ...] = field(default=())
+    cache: bool = True
