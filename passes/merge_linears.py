@@ -102,7 +102,7 @@ def _merge(program: Program, entry: ExportedProgram, nodes: list[torch.fx.Node])
         sources = [program.layers[member] for member in members]
         has_bias = sources[0].bias is not None
         program.layers[name] = LayerSource(
-            lambda: _join(name, [source.weight() for source in sources]),
+            lambda: join_weights(name, [source.weight() for source in sources]),
             _join_biases([source.bias for source in sources if source.bias]) if has_bias else None,
             members,
         )
@@ -116,7 +116,9 @@ def merged_name(members: tuple[str, ...]) -> str:
     return prefix + "+".join(member[len(prefix) :] for member in members)
 
 
-def _join(name: str, parts: list[QuantTensor]) -> QuantTensor:
+def join_weights(name: str, parts: list[QuantTensor]) -> QuantTensor:
+    """One weight whose rows are those of the parts, in order; their schemes and permutations must agree."""
+
     def joined(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
         return torch.cat([tensor for tensor in tensors if tensor is not None]) if tensors[0] is not None else None
 

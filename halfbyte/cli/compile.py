@@ -1,0 +1,156 @@
+"""halfbyte compile: from a checkpoint to a bundle."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from halfbyte.cli.compile_options import ActivationsOption, OnUnsupportedOption, choice
+
+if TYPE_CHECKING:
+    from halfbyte.compile_model import Compiled
+
+
+def compile_command(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A Hugging Face folder or a .gguf file.")],
+    out: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="The bundle to write: a folder.")],
+    target: Annotated[str, typer.Option("--target", metavar="cpu", help="What to compile for.")] = "cpu",
+    activations: ActivationsOption = "auto",
+    min_tokens: Annotated[
+        int,
+        typer.Option(
+            "--min-tokens",
+            min=0,
+            metavar="N",
+            help="With int8 activations, calls with fewer tokens keep float activations. A token's result then "
+            "depends on how many come with it. 0: never.",
+        ),
+    ] = 0,
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            "--max-context", metavar="N", help="Positions of the caches; the model's own limit, at most 2048, if left out."
+        ),
+    ] = None,
+    cpu: Annotated[
+        str, typer.Option("--cpu", metavar="host|x86-64-v3|x86-64-v4|...", help="The CPU to compile for.")
+    ] = "host",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="f32|f16|bf16", help="Type of activations and caches.")
+    ] = "f32",
+    on_unsupported: OnUnsupportedOption = "error",
+    dump_dir: Annotated[
+        Path | None, typer.Option("--dump-dir", metavar="DIR", help="Keep graphs, MLIR and the compiler's command here.")
+    ] = None,
+    iree_flag: Annotated[
+        list[str] | None, typer.Option("--iree-flag", metavar="FLAG", help="One more flag for iree-compile; repeatable.")
+    ] = None,
+    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the cache of compiled programs.")] = True,
+) -> None:
+    """Compiles a checkpoint to a bundle: programs, parameters and a manifest in one folder."""
+    # torch and transformers warn about their own internals while a model is exported.
+    warnings.filterwarnings("ignore", module=r"torch|transformers|copyreg|contextlib")
+    from halfbyte.compile_model import compile_model
+    from halfbyte.lowering.options import CompileOptions
+
+    choice("--target", target, ("cpu",))
+    options = CompileOptions(
+        target=target,
+        activations=choice("--activations", activations, ("auto", "int8", "none")),  # type: ignore[arg-type]
+        min_tokens=min_tokens,
+        max_context=max_context,
+        cpu=cpu,
+        on_unsupported=choice("--on-unsupported", on_unsupported, ("error", "float")),  # type: ignore[arg-type]
+        dtype=choice("--dtype", dtype, ("f32", "f16", "bf16")),  # type: ignore[arg-type]
+        dump_dir=dump_dir,
+        iree_flags=tuple(iree_flag or ()),
+        cache=cache,
+    )
+    with _Shown() as progress:
+        compiled = compile_model(model, out, options, progress)
+    for line in summary(compiled, cpu):
+        typer.echo(line)
+
+
+def summary(compiled: Compiled, cpu: str) -> list[str]:
+    """The lines after a compilation: layers by scheme and kernel, what was left alone and why, sizes, how to run."""
+    layers = compiled.report["layers"]
+    lines = []
+    done = Counter((row["scheme"], row["activations"], row["kernel"]) for row in layers if row["scheme"] != "float")
+    for (scheme, activations, kernel), count in done.items():
+        mode = "W4A8" if activations == "int8" else "W4A16"
+        lines.append(f"{count:4d} layers  {mode}  {scheme}  {kernel}")
+    left = Counter((row["storage"], row["reason"]) for row in layers if row["scheme"] == "float")
+    for (storage, reason), count in left.items():
+        names = [row["name"] for row in layers if (row["storage"], row["reason"]) == (storage, reason)]
+        shown = ", ".join(names[:3]) + (", ..." if count > 3 else "")
+        lines.append(f"{count:4d} layers  float  {storage}: {reason or 'float in the checkpoint'} ({shown})")
+    lines += [f"warning: {warning}" for warning in compiled.report["warnings"]]
+    program, archive = compiled.manifest.programs[0], compiled.manifest.parameters[0]
+    target = "this machine's CPU" if cpu == "host" else cpu
+    size = (compiled.path / program.file).stat().st_size
+    lines.append(f"{compiled.path}: {program.file} {_size(size)} for {target}, {archive.file} {_size(archive.bytes)}")
+    lines.append("time: " + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in compiled.seconds.items()))
+    lines.append(f"run:  {compiled.run_line}")
+    return lines
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"
+
+
+class _Shown:
+    """Progress on stderr: a live line on a terminal, a line per phase elsewhere."""
+
+    def __init__(self) -> None:
+        self.live: Any = None
+        self.bar: Any = None
+        self.task: Any = None
+        self.started: float = 0.0
+        self.current = ""
+
+    def __enter__(self) -> _Shown:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+            self.bar = Progress(*columns, console=Console(stderr=True), transient=False)
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._finish()
+        if self.bar is not None:
+            self.bar.stop()
+
+    def phase(self, name: str) -> None:
+        if name == self.current:
+            return
+        self._finish()
+        self.current, self.started = name, time.perf_counter()
+        if self.bar is not None:
+            self.task = self.bar.add_task(name, total=None)
+
+    def advance(self, done: int, total: int) -> None:
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, total=total)
+
+    def _finish(self) -> None:
+        if not self.current:
+            return
+        if self.bar is not None:
+            self.bar.update(self.task, completed=1, total=1)
+        else:
+            print(f"{self.current}: {time.perf_counter() - self.started:.1f} s", file=sys.stderr, flush=True)
+        self.current = ""

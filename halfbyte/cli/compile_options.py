@@ -1,0 +1,35 @@
+"""The options of the commands that read a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from halfbyte.errors import UsageError
+
+ActivationsOption = Annotated[
+    str,
+    typer.Option(
+        "--activations",
+        metavar="auto|int8|none",
+        help="What quantized layers do to their input: as the checkpoint asks, int8 per token (W4A8), or nothing "
+        "(W4A16).",
+    ),
+]
+OnUnsupportedOption = Annotated[
+    str,
+    typer.Option(
+        "--on-unsupported",
+        metavar="error|float",
+        help="Layers that cannot be computed as quantized: refuse the model, or use their dequantized weights.",
+    ),
+]
+
+
+def choice(option: str, value: str, allowed: Sequence[str]) -> str:
+    """The value, if it is one of those allowed; a UsageError that lists them if not."""
+    if value not in allowed:
+        raise UsageError("no such choice", where=option, found=repr(value), accepted=", ".join(allowed))
+    return value

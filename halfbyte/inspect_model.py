@@ -1,0 +1,136 @@
+"""What a checkpoint holds and what compile would do with it, from headers alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from halfbyte.checkpoints import LayerInfo
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """One linear layer.
+
+    Attributes:
+        name: module path.
+        shape: logical (N, K).
+        storage: the format on disk.
+        scheme: how it is quantized, or ``float``.
+        group_size: inputs per scale; K when channelwise; None for float.
+        activations: ``int8``, ``none`` or ``float``, under the options given.
+        plan: what compile would do with it.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    storage: str
+    scheme: str
+    group_size: int | None
+    activations: str
+    plan: str
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that differ in nothing but the numbers in their names."""
+
+    pattern: str
+    count: int
+    example: LayerPlan
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` found.
+
+    Attributes:
+        path: the checkpoint.
+        format: its format.
+        architecture: the model's family.
+        config: main numbers of the model's configuration.
+        layers: every linear layer.
+        warnings: contradictions and assumptions.
+    """
+
+    path: str
+    format: str
+    architecture: str
+    config: dict[str, Any]
+    layers: tuple[LayerPlan, ...]
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def groups(self) -> list[LayerGroup]:
+        return group_layers(self.layers)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_CONFIG = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "max_position_embeddings",
+    "tie_word_embeddings",
+)
+
+
+def inspect(model: str | Path, *, activations: str = "auto", on_unsupported: str = "error") -> Inspection:
+    """Reads the headers of a checkpoint and says, per layer, what it is and what compile would make of it.
+
+    Args:
+        model: a Hugging Face folder or a .gguf file.
+        activations: as for compile: ``auto``, ``int8`` or ``none``.
+        on_unsupported: as for compile: ``error`` or ``float``.
+
+    Raises:
+        CheckpointError: the checkpoint is unreadable, malformed or of an unknown format.
+    """
+    from halfbyte.checkpoints import open_checkpoint
+
+    checkpoint = open_checkpoint(Path(model))
+    layers = tuple(_plan(layer, activations, on_unsupported) for layer in checkpoint.layers.values())
+    config = {key: checkpoint.config[key] for key in _CONFIG if key in checkpoint.config}
+    family = str(checkpoint.config.get("model_type", "unknown"))
+    return Inspection(str(model), checkpoint.format, family, config, layers, tuple(checkpoint.warnings))
+
+
+def _plan(layer: LayerInfo, wanted: str, on_unsupported: str) -> LayerPlan:
+    from halfbyte.compile_model import choose_activations
+
+    if layer.scheme is not None:
+        activations = choose_activations(layer, wanted).value
+        plan = "W4A8: int8 activations per token" if activations == "int8" else "W4A16: float activations, digit planes"
+        group, scheme = layer.scheme.group_size, str(layer.scheme)
+        return LayerPlan(layer.name, layer.shape, layer.storage, scheme, group, activations, plan)
+    plan = "float"
+    if layer.refusal is not None:
+        refused = on_unsupported == "error"
+        plan = f"refused: {layer.refusal.found}" if refused else f"float: {layer.refusal.found}"
+    elif layer.reason:
+        plan = f"float: {layer.reason}"
+    return LayerPlan(layer.name, layer.shape, layer.storage, "float", None, "float", plan)
+
+
+def group_layers(layers: Iterable[LayerPlan]) -> list[LayerGroup]:
+    """Groups layers under patterns such as ``model.layers.*.mlp.down_proj``, in order of appearance."""
+    groups: dict[tuple[object, ...], list[LayerPlan]] = {}
+    for layer in layers:
+        pattern = re.sub(r"(?<=\.)\d+(?=\.|$)", "*", layer.name)
+        plan = layer.plan.replace(layer.name, pattern)
+        key = (pattern, layer.shape, layer.storage, layer.scheme, layer.activations, plan)
+        groups.setdefault(key, []).append(layer)
+    return [
+        LayerGroup(str(key[0]) if len(members) > 1 else members[0].name, len(members), members[0])
+        for key, members in groups.items()
+    ]

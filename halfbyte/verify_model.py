@@ -1,0 +1,369 @@
+"""Compares a bundle with its checkpoint: layer by layer on the same inputs, and whole by its logits."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from halfbyte.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from halfbyte.checkpoints import Checkpoint
+    from halfbyte.lowering.layer_program import ArchivedLayer
+    from halfbyte.runtime import Bundle
+
+_TEXT = (
+    "A weight that has been cut down to four bits still knows roughly where it was. The scale says how far apart "
+    "sixteen marks stand, and the code says at which of them the weight came to rest."
+)
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """One packed linear against ``halfbyte::linear``, given the same input.
+
+    Attributes:
+        name: as the archive calls it; merged layers are checked as one.
+        rows: tokens compared.
+        equal: whether every output has the bits of the reference.
+        error: largest difference to the reference, over the largest output of its row.
+        float_error: the same against the float layer: what quantizing the activations costs.
+    """
+
+    name: str
+    rows: int
+    equal: bool
+    error: float
+    float_error: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found.
+
+    Attributes:
+        layers: every quantized layer.
+        tokens: how many tokens the model was given.
+        logits_error: largest difference to the float model's logits, over the largest of them.
+        kl: mean Kullback-Leibler divergence of the next token from the float model, in nats.
+        agreement: share of positions whose most likely token is the float model's.
+        step_error: largest difference between forward's last logits and those of prefill and decode.
+        failures: what is over its limit; empty when all is well.
+    """
+
+    layers: tuple[LayerCheck, ...]
+    tokens: int
+    logits_error: float
+    kl: float
+    agreement: float
+    step_error: float
+    failures: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What is allowed; None takes the default for how the bundle was compiled.
+
+    Attributes:
+        layer: of `LayerCheck.error`. A CPU gives the bits of the reference, so 0 by default.
+        logits: of `Verification.logits_error`; by default 1e-4 where all activations are float32 and float,
+            3e-2 for 16-bit models, and no limit with int8 activations, whose rounding is chaotic through depth.
+        kl: of `Verification.kl`; by default 1e-6 for float32, 1e-2 for 16 bits, 0.5 with int8 activations.
+    """
+
+    layer: float | None = None
+    logits: float | None = None
+    kl: float | None = None
+
+    def settled(self, dtype: str, dynamic: bool) -> tuple[float, float, float]:
+        wide = dtype == "f32"
+        logits = float("inf") if dynamic else 1e-4 if wide else 3e-2
+        kl = 0.5 if dynamic else 1e-6 if wide else 1e-2
+        return (
+            0.0 if self.layer is None else self.layer,
+            logits if self.logits is None else self.logits,
+            kl if self.kl is None else self.kl,
+        )
+
+
+def verify(
+    bundle: str | Path,
+    model: str | Path,
+    *,
+    tokens: Sequence[int] | None = None,
+    limits: Limits | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
+) -> Verification:
+    """Compares a bundle with the checkpoint it was compiled from.
+
+    The float model (transformers, float32, weights dequantized) runs once over the tokens. Each quantized layer
+    of the bundle gets the very inputs that layer had there, and is compared with the operator's reference; the
+    bundle's logits are compared with the float model's.
+
+    Args:
+        bundle: a folder written by compile.
+        model: its checkpoint.
+        tokens: at least two; a sentence, or seeded numbers for a bundle without a tokenizer, if left out.
+        limits: what counts as a failure.
+        device: where the bundle runs.
+        threads: worker threads of a CPU.
+
+    Raises:
+        CheckpointError: the bundle does not hold what the checkpoint says.
+    """
+    from halfbyte.checkpoints import load_float_model, open_checkpoint
+    from halfbyte.runtime import load
+
+    folder = Path(bundle)
+    loaded = load(folder, device=device, threads=threads)
+    checkpoint = open_checkpoint(Path(model))
+    options = json.loads((folder / "report.json").read_text())["options"]
+    numbers = np.asarray(tokens if tokens is not None else _default_tokens(folder, loaded), np.int64)
+    if len(numbers) < 2:
+        raise UsageError("verify needs at least two tokens", found=str(len(numbers)))
+    float_model = load_float_model(checkpoint)
+    layers = archived_layers(loaded, checkpoint, options)
+    inputs, expected = _run_float(float_model, numbers, layers)
+    checks = _check_layers(folder, loaded, checkpoint, layers, inputs, options)
+    got = _logits(loaded, numbers)
+    return _judge(loaded, checks, numbers, got, expected, limits or Limits())
+
+
+def _default_tokens(folder: Path, bundle: Bundle) -> list[int]:
+    from halfbyte.runtime.tokenizer import Tokenizer
+
+    vocabulary, context = bundle.manifest.model.vocabulary or 2, bundle.manifest.model.max_context or 64
+    if bundle.manifest.tokenizer:
+        found = list(Tokenizer(folder).encode(_TEXT))[: min(64, context - 1)]
+        if len(found) >= 2:
+            return found
+    return [int(token) for token in np.random.default_rng(0).integers(0, vocabulary, min(32, context - 1))]
+
+
+def archived_layers(bundle: Bundle, checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[ArchivedLayer]:
+    """The packed linears of a bundle's archive, from its keys and what the checkpoint says of their members."""
+    from halfbyte.compile_model import choose_activations
+    from halfbyte.lowering.kernels.linear import Linear
+    from halfbyte.lowering.layer_program import ArchivedLayer
+    from halfbyte.lowering.layout import Packing
+    from halfbyte.lowering.targets.cpu import CpuTarget
+
+    out = []
+    target = CpuTarget.named(options["cpu"])
+    dtype = bundle.manifest.model.dtype
+    keys = [key for archive in bundle.manifest.parameters for key in archive.tensors]
+    for key in keys:
+        if not key.endswith(".codes"):
+            continue
+        name = key.removesuffix(".codes")
+        members = [checkpoint.layers.get(member) for member in merged_members(name)]
+        known = [member for member in members if member is not None and member.scheme is not None]
+        if len(known) < len(members):
+            raise CheckpointError(
+                "the bundle holds a layer that the checkpoint does not",
+                where=name,
+                advice="verify against the checkpoint that the bundle was compiled from",
+            )
+        first = known[0]
+        assert first.scheme is not None
+        outputs = sum(member.shape[0] for member in known)
+        linear = Linear(
+            target.isa,
+            Packing(outputs, first.shape[1], first.scheme.group_size),
+            dtype,
+            first.scheme.scale_dtype,
+            first.scheme.zero,
+            first.bias,
+            choose_activations(first, options["activations"]),
+            3 if dtype == "f32" else 2,
+            int(options["min_tokens"]),
+        )
+        out.append(ArchivedLayer(name, linear))
+    return out
+
+
+def merged_members(name: str) -> list[str]:
+    """``a.b.q_proj+k_proj`` -> ``a.b.q_proj``, ``a.b.k_proj``: the inverse of the merge pass's naming."""
+    prefix = name[: name.rfind(".", 0, name.find("+")) + 1] if "+" in name else ""
+    return [prefix + part for part in name[len(prefix) :].split("+")]
+
+
+def _run_float(
+    model: Any, tokens: np.ndarray[Any, Any], layers: Sequence[ArchivedLayer]
+) -> tuple[dict[str, torch.Tensor], np.ndarray[Any, Any]]:
+    """The inputs of every layer, [T, K] by its first member, and the logits [T, vocabulary]."""
+    import torch
+
+    seen: dict[str, torch.Tensor] = {}
+    hooks = []
+
+    def keep(name: str) -> Any:
+        def hook(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+            seen[name] = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
+
+        return hook
+
+    for layer in layers:
+        module = model.get_submodule(merged_members(layer.name)[0])
+        hooks.append(module.register_forward_pre_hook(keep(layer.name)))
+    try:
+        with torch.no_grad():
+            logits = model(torch.from_numpy(np.array(tokens))[None]).logits[0].float().numpy()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen, logits
+
+
+def _check_layers(
+    folder: Path,
+    bundle: Bundle,
+    checkpoint: Checkpoint,
+    layers: Sequence[ArchivedLayer],
+    inputs: Mapping[str, torch.Tensor],
+    options: Mapping[str, Any],
+) -> list[LayerCheck]:
+    if not layers:
+        return []
+    with tempfile.TemporaryDirectory(prefix="halfbyte-verify-") as scratch:
+        runner = _layer_bundle(Path(scratch), folder, bundle, layers, options)
+        return [_check_layer(runner, checkpoint, layer, inputs[layer.name]) for layer in layers]
+
+
+def _layer_bundle(
+    scratch: Path, folder: Path, bundle: Bundle, layers: Sequence[ArchivedLayer], options: Mapping[str, Any]
+) -> Bundle:
+    """A bundle of single layers: the same kernels and target, the same archive."""
+    from dataclasses import replace
+
+    from halfbyte.lowering.bundle import sha256, write_json
+    from halfbyte.lowering.compiler import compile_module
+    from halfbyte.lowering.layer_program import layer_program
+    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.runtime import load
+    from halfbyte.runtime.manifest import FILE_NAME, EntryPoint, Manifest, Model, Tensor
+
+    target = CpuTarget.named(options["cpu"])
+    program = bundle.manifest.programs[0]
+    host = ",".join(sorted(target.features)) if target.cpu == "host" else ""
+    vmfb, _ = compile_module(layer_program(layers), [*target.flags, *options["iree_flags"]], host=host)
+    (scratch / program.file).write_bytes(vmfb)
+    for archive in bundle.manifest.parameters:
+        (scratch / archive.file).symlink_to((folder / archive.file).resolve())
+    entries = {
+        layer.function: EntryPoint(
+            (Tensor("x", ("T", layer.linear.packing.inputs), layer.linear.io),),
+            (Tensor("y", ("T", layer.linear.packing.outputs), layer.linear.io),),
+        )
+        for layer in layers
+    }
+    programs = (replace(program, sha256=sha256(scratch / program.file)),)
+    manifest = Manifest(Model("graph", bundle.manifest.model.dtype), programs, bundle.manifest.parameters, entries)
+    write_json(scratch / FILE_NAME, manifest.to_json())
+    return load(scratch, device=bundle.device.spec, threads=bundle.device.threads)
+
+
+def _check_layer(runner: Bundle, checkpoint: Checkpoint, layer: ArchivedLayer, x: torch.Tensor) -> LayerCheck:
+    import torch
+
+    from halfbyte.passes.merge_linears import join_weights
+
+    kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    linear, members = layer.linear, merged_members(layer.name)
+    weight = join_weights(layer.name, [checkpoint.quantized(member) for member in members])
+    biases = [checkpoint.float_tensor(f"{member}.bias").float() for member in members] if linear.bias else []
+    bias = torch.cat(biases) if biases else None
+    narrow = x.to(kinds[linear.io])
+    ordered = narrow if weight.permutation is None else narrow[:, weight.permutation]
+    want = torch.ops.halfbyte.linear(
+        ordered,
+        weight.nibbles(),
+        weight.scale,
+        weight.zero,
+        weight.minimum,
+        bias,
+        weight.group_size,
+        linear.activations.value,
+        linear.digits,
+        linear.min_tokens,
+    ).float()
+    carrier = ordered.view(torch.uint16) if linear.io == "bf16" else ordered
+    [raw] = runner.call(layer.function, carrier.contiguous().numpy())
+    got = torch.from_numpy(np.array(raw))
+    got = (got.view(torch.bfloat16) if linear.io == "bf16" else got).float()
+    exact = x.double() @ weight.dequantize().double().T + (0 if bias is None else bias.double())
+    return LayerCheck(
+        layer.name,
+        int(x.shape[0]),
+        bool(torch.equal(got, want)),
+        _row_error(got.double(), want.double()),
+        _row_error(got.double(), exact),
+    )
+
+
+def _row_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    largest = want.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    error = ((got - want).abs() / largest).amax()
+    return float(error) if bool(error == error) else float("inf")
+
+
+def _logits(bundle: Bundle, tokens: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """By entry point: forward's [T, vocabulary], and the last logits through prefill and decode."""
+    from halfbyte.runtime import Conversation
+    from halfbyte.runtime.logits import all_logits
+
+    numbers = [int(token) for token in tokens]
+    conversation = Conversation(bundle)
+    conversation.prefill(numbers[:-1])
+    return {"forward": all_logits(bundle, numbers), "step": conversation.step(numbers[-1])}
+
+
+def _judge(
+    bundle: Bundle,
+    checks: list[LayerCheck],
+    tokens: np.ndarray[Any, Any],
+    got: Mapping[str, np.ndarray[Any, Any]],
+    expected: np.ndarray[Any, Any],
+    limits: Limits,
+) -> Verification:
+    model = bundle.manifest.model
+    dynamic = any(layer.activations == "int8" for layer in bundle.manifest.layers)
+    layer_limit, logits_limit, kl_limit = limits.settled(model.dtype, dynamic)
+    forward, largest = got["forward"], float(np.abs(expected).max())
+    error = float(np.abs(forward - expected).max() / largest)
+    p, q = _log_softmax(expected), _log_softmax(forward)
+    kl = float((np.exp(p) * (p - q)).sum(-1).mean())
+    agreement = float((forward.argmax(-1) == expected.argmax(-1)).mean())
+    step_error = float(np.abs(got["step"] - forward[-1]).max() / largest)
+    failures = [
+        f"{check.name}: error {check.error:.2e} over {layer_limit:.0e}"
+        for check in checks
+        if not check.error <= layer_limit
+    ]
+    if not error <= logits_limit:
+        failures.append(f"logits: error {error:.2e} over {logits_limit:.0e}")
+    if not kl <= kl_limit:
+        failures.append(f"logits: KL {kl:.2e} over {kl_limit:.0e}")
+    if not dynamic and not step_error <= logits_limit:
+        failures.append(f"prefill and decode: differ from forward by {step_error:.2e}, over {logits_limit:.0e}")
+    return Verification(
+        tuple(checks), len(tokens), error, max(kl, 0.0), agreement, step_error, tuple(failures)
+    )
+
+
+def _log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    wide = logits.astype(np.float64)
+    wide -= wide.max(-1, keepdims=True)
+    return np.asarray(wide - np.log(np.exp(wide).sum(-1, keepdims=True)))

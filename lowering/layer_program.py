@@ -1,0 +1,51 @@
+"""A program with one function per quantized layer of a bundle, for comparing layers one by one.
+
+It is made of the same kernels, for the same target, and reads the bundle's own archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from halfbyte.lowering.kernels.linear import Linear
+from halfbyte.lowering.parameters import TensorSpec
+from halfbyte.lowering.splice import SCOPE
+
+
+@dataclass(frozen=True)
+class ArchivedLayer:
+    """A packed linear of an archive: its name there (merged layers have one name), and its kernels."""
+
+    name: str
+    linear: Linear
+
+    @property
+    def function(self) -> str:
+        return "layer_" + "".join(c if c.isalnum() else "_" for c in self.name)
+
+
+def layer_program(layers: Iterable[ArchivedLayer]) -> str:
+    """MLIR with ``@layer_<name>(x: [M, K]) -> [M, N]`` for every layer."""
+    parts: dict[str, str] = {}
+    for layer in layers:
+        linear = layer.linear
+        for kernel in linear.kernels:
+            parts.setdefault(kernel.symbol, kernel.text())
+        parts.setdefault(linear.symbol, linear.text())
+        specs = [TensorSpec(f"{layer.name}.{a.name}", a.shape, a.dtype) for a in linear.arguments]
+        for spec in specs:
+            named = f'#flow.parameter.named<"{SCOPE}"::"{spec.key}">'
+            parts[spec.key] = f'util.global private @"{spec.key}" = {named} : {spec.type}'
+        x = f"tensor<?x{linear.packing.inputs}x{linear.io}>"
+        y = f"tensor<?x{linear.packing.outputs}x{linear.io}>"
+        loads = "\n".join(
+            f'  %w{i} = util.global.load immutable @"{spec.key}" : {spec.type}' for i, spec in enumerate(specs)
+        )
+        operands = ", ".join(["%x", *(f"%w{i}" for i in range(len(specs)))])
+        types = ", ".join([x, *(spec.type for spec in specs)])
+        parts[layer.function] = (
+            f"func.func @{layer.function}(%x: {x}) -> {y} {{\n{loads}\n"
+            f"  %y = util.call @{linear.symbol}({operands}) : ({types}) -> {y}\n  return %y : {y}\n}}"
+        )
+    return "module {\n" + "\n".join(parts.values()) + "\n}\n"
