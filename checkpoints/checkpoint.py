@@ -1,4 +1,4 @@
-"""What a reader gives: a checkpoint whose headers are known and whose tensors are read one at a time, on demand."""
+"""What a reader gives: a checkpoint whose headers are known and whose tensors are read one at a time."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class Checkpoint(abc.ABC):
 
     @abc.abstractmethod
     def float_tensor(self, name: str) -> torch.Tensor:
-        """Reads one tensor of `floats`, in the dtype it is stored in (float32 when it had to be dequantized)."""
+        """Reads one tensor of `floats`, in its stored dtype (float32 when it had to be dequantized)."""
 
     @abc.abstractmethod
     def permutation(self, layer: str) -> torch.Tensor | None:
-        """int64 [K], the activation order of a layer whose scheme says ``act_order``, or None. Cheap: reads g_idx only."""
+        """int64 [K], the activation order of a layer whose scheme says ``act_order``, else None."""
 
     @abc.abstractmethod
     def save_tokenizer(self, folder: Path) -> list[str]:
-        """Writes tokenizer.json (and tokenizer_config.json) into `folder`; the names written, [] if there is none."""
+        """Writes tokenizer.json and tokenizer_config.json into `folder`; the names written, [] if none."""

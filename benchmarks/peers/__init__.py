@@ -1,0 +1,65 @@
+"""Engines that compute the same linear layer, one file each.
+
+A peer is a class with ``build(problem)`` and ``calls(x)``; `PEERS` names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A linear layer of symmetric int4 weights: codes uint8 [N, K] 0..15, scale float32 [N, K / group].
+
+    Scales are exact in float16 and bfloat16. ``copies`` layers differ in their weights, so that a walk through
+    them finds each one cold.
+    """
+
+    codes: list[np.ndarray[Any, Any]]
+    scales: list[np.ndarray[Any, Any]]
+    group: int
+    threads: int
+
+    @property
+    def outputs(self) -> int:
+        return int(self.codes[0].shape[0])
+
+    @property
+    def inputs(self) -> int:
+        return int(self.codes[0].shape[1])
+
+
+class Peer(Protocol):
+    """One engine in one mode."""
+
+    def build(self, problem: Problem) -> None:
+        """Packs the weights as the engine wants them."""
+
+    def calls(self, x: np.ndarray[Any, Any]) -> list[Callable[[], Any]]:
+        """One function per copy of the layer, each computing x @ W^T from float32 x [M, K]."""
+
+    def result(self, returned: Any) -> np.ndarray[Any, Any]:
+        """float32 [M, N] from what a call returned."""
+
+
+# name -> module, class, arguments. The mode is part of the name.
+PEERS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
+    "halfbyte_w4a8": ("halfbyte_peer", "Halfbyte", ("int8", "f32")),
+    "halfbyte_w4a16": ("halfbyte_peer", "Halfbyte", ("none", "f32")),
+    "ort_w4a8": ("onnxruntime_peer", "OnnxRuntime", (4,)),
+    "ort_w4a16": ("onnxruntime_peer", "OnnxRuntime", (1,)),
+}
+MODES = ("w4a8", "w4a16")
+
+
+def make(name: str) -> Peer:
+    """The peer of a name in `PEERS`."""
+    module, kind, arguments = PEERS[name]
+    peer: Peer = getattr(import_module(f"peers.{module}"), kind)(*arguments)
+    return peer

@@ -1,0 +1,81 @@
+"""halfbyte: the product's kernels, compiled for this machine, weights in the runtime's own memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as rt
+import numpy as np
+import torch
+from peers import Problem
+
+from halfbyte.lowering.archive import write_archive
+from halfbyte.lowering.compiler import compile_module
+from halfbyte.lowering.kernels.linear import Linear
+from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
+from halfbyte.lowering.layout import Packing
+from halfbyte.lowering.parameters import Parameters
+from halfbyte.lowering.splice import SCOPE
+from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.passes.program import LayerSource
+from halfbyte.passes.scheme import Activations, Zero
+from halfbyte.passes.weight import QuantTensor
+from halfbyte.runtime.device import open_device
+from halfbyte.runtime.manifest import ParameterArchive, ParameterTensor
+from halfbyte.runtime.parameters import load_archive
+
+
+class Halfbyte:
+    """``halfbyte::linear`` with f16 scales."""
+
+    def __init__(self, activations: str, io: str) -> None:
+        self.activations, self.io = Activations(activations), io
+
+    def build(self, problem: Problem) -> None:
+        target = CpuTarget.named("host")
+        packing = Packing(problem.outputs, problem.inputs, problem.group)
+        linear = Linear(target.isa, packing, self.io, "f16", Zero.SYMMETRIC, False, self.activations, 3, 0)
+        layers, parameters = [], Parameters()
+        for index, (codes, scale) in enumerate(zip(problem.codes, problem.scales, strict=True)):
+            name = f"copy{index}"
+            weight = QuantTensor(name, torch.from_numpy(codes), torch.from_numpy(scale).half(), problem.group)
+            parameters.add(name, target.pack(name, linear, LayerSource(lambda w=weight: w, None, (name,))))
+            layers.append(ArchivedLayer(name, linear))
+        program, _ = compile_module(layer_program(layers), target.flags, cache=False)
+        device = open_device("cpu", problem.threads)
+        instance = rt.VmInstance()
+        self.keep: list[Any] = [device, instance]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "weights.irpa"
+            digest = write_archive(path, parameters)
+            tensors = {t.key: ParameterTensor(t.bytes) for t in parameters.tensors}
+            size = path.stat().st_size
+            archive = ParameterArchive(SCOPE, path.name, digest, target.layout, size, ("cpu",), tensors)
+            loaded = load_archive(Path(folder), archive, "huge")
+        self.keep.append(loaded)
+        module = rt.VmModule.copy_buffer(instance, program)
+        provider = loaded.index.create_provider(scope=SCOPE)
+        modules = [rt.create_hal_module(instance, device.hal), rt.create_io_parameters_module(instance, provider), module]
+        self.context = rt.VmContext(instance, modules)
+        self.functions = [module.lookup_function(layer.function) for layer in layers]
+        self.device = device.hal
+
+    def calls(self, x: np.ndarray[Any, Any]) -> list[Callable[[], Any]]:
+        view = rt.asdevicearray(self.device, x)._buffer_view
+        arguments = rt.VmVariantList(1)
+        arguments.push_ref(view)
+        self.keep.append((view, arguments))
+
+        def call(function: Any) -> Any:
+            results = rt.VmVariantList(1)
+            self.context.invoke(function, arguments, results)
+            return results
+
+        return [lambda f=function: call(f) for function in self.functions]
+
+    def result(self, returned: Any) -> np.ndarray[Any, Any]:
+        view = returned.get_as_object(0, rt.HalBufferView)
+        return np.array(rt.DeviceArray(self.device, view).to_host())

@@ -1,0 +1,179 @@
+"""The supported model architectures: a checked configuration, and what modules and parameters it leads to.
+
+A reader takes the names and shapes of layers from here, never from the tensors, so that a tensor of a wrong
+shape is found. The model is transformers' own, on the meta device: no weight is allocated, and code that
+comes with a checkpoint is never run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from halfbyte.errors import CheckpointError
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+
+# The largest values that are still a model; beyond them a damaged configuration takes all memory or time.
+_LIMITS = {
+    "hidden_size": 2**17,
+    "intermediate_size": 2**20,
+    "num_hidden_layers": 1024,
+    "num_attention_heads": 2**12,
+    "num_key_value_heads": 2**12,
+    "head_dim": 2**13,
+    "vocab_size": 2**24,
+    "max_position_embeddings": 2**30,
+}
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the others change with the length of the text
+_OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+# What has no meaning here, or would make transformers look for code to run.
+_DROPPED = (
+    "quantization_config",
+    "compression_config",
+    "auto_map",
+    "_name_or_path",
+    "_attn_implementation",
+    "_attn_implementation_internal",
+    "_experts_implementation",
+    "attn_implementation",
+    "experts_implementation",
+    "transformers_version",
+    "torch_dtype",
+)
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """An nn.Linear of the model: logical (N, K) and whether it has a bias."""
+
+    shape: tuple[int, int]
+    bias: bool
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a configuration leads to.
+
+    Attributes:
+        linears: every nn.Linear by module path, in model order, lm_head included.
+        parameters: shape of every parameter by name, a tied ``lm_head.weight`` included.
+        tied: lm_head shares the weight of the embedding.
+    """
+
+    linears: dict[str, LinearShape]
+    parameters: dict[str, tuple[int, ...]]
+    tied: bool
+
+
+def checked_config(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    """The configuration without quantization and without anything that leads to foreign code.
+
+    Args:
+        raw: config.json as read.
+        where: its name, for errors.
+
+    Raises:
+        CheckpointError: an unsupported ``model_type``, or a size that is missing, no integer or absurd.
+    """
+    model_type = raw.get("model_type")
+    if model_type not in SUPPORTED:
+        raise CheckpointError(
+            "this model architecture is not supported",
+            where=where,
+            found=f"model_type {model_type!r}"[:200],
+            accepted=", ".join(SUPPORTED),
+        )
+    config = {key: value for key, value in raw.items() if key not in _DROPPED}
+    if "torch_dtype" in raw:
+        config.setdefault("dtype", raw["torch_dtype"])
+    for key, largest in _LIMITS.items():
+        value = config.get(key)
+        if value is None and key in _OPTIONAL:
+            continue
+        if type(value) is not int or not 1 <= value <= largest:
+            raise CheckpointError(
+                f"{key} is missing or impossible",
+                where=where,
+                found=repr(value)[:100],
+                accepted=f"an integer from 1 to {largest}",
+            )
+    _check_heads(config, where)
+    _check_rope(config, where)
+    dtype = config.get("dtype")
+    if dtype is not None and dtype not in ("float32", "float16", "bfloat16"):
+        raise CheckpointError(
+            "dtype is unknown", where=where, found=repr(dtype)[:100], accepted="float32, float16, bfloat16"
+        )
+    return config
+
+
+def _check_heads(config: dict[str, Any], where: str) -> None:
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    kv_heads, head_dim = config.get("num_key_value_heads"), config.get("head_dim")
+    found = f"hidden_size {hidden}, {heads} heads of {head_dim}, {kv_heads} key-value heads"
+    if (head_dim is None and hidden % heads) or heads % (kv_heads or 1) or (head_dim or hidden // heads) % 2:
+        raise CheckpointError(
+            "the attention heads do not fit each other",
+            where=where,
+            found=found,
+            accepted="heads of an even size, a whole number of them for each key-value head",
+        )
+
+
+def _check_rope(config: dict[str, Any], where: str) -> None:
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = config.get(key)
+        if not isinstance(rope, dict):
+            continue
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in _ROPE_TYPES:
+            raise CheckpointError(
+                "this kind of rotary scaling is not supported",
+                where=f"{where}, {key}",
+                found=repr(kind)[:100],
+                accepted=", ".join(_ROPE_TYPES),
+            )
+
+
+def meta_model(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
+    """transformers' causal language model for a `checked_config`, on the meta device, in eval mode.
+
+    Raises:
+        CheckpointError: when transformers cannot make a model of it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    # Whatever transformers does with an impossible value (KeyError, ZeroDivisionError, its own validation
+    # errors), the cause is the configuration.
+    try:
+        made = AutoConfig.for_model(**config)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                made, attn_implementation="sdpa", dtype=dtype, trust_remote_code=False
+            )
+    except Exception as error:
+        raise CheckpointError(
+            "transformers cannot make a model of this configuration",
+            where="config.json",
+            found=f"{type(error).__name__}: {error}"[:500],
+        ) from error
+    return model.eval()
+
+
+def architecture_of(config: dict[str, Any]) -> Architecture:
+    """The layers and parameters of the model that a `checked_config` leads to.
+
+    Raises:
+        CheckpointError: see `meta_model`.
+    """
+    model = meta_model(config)
+    linears = {
+        name: LinearShape((module.out_features, module.in_features), module.bias is not None)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    parameters = {name: tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}
+    return Architecture(linears, parameters, bool(model.config.tie_word_embeddings))

@@ -1,0 +1,77 @@
+"""Blocks of GGUF tensors against worked bytes and against the gguf package."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from independent_unpack import gguf_weight
+
+from halfbyte.checkpoints.gguf_blocks import can_dequantize, float_rows, int4_rows
+
+# x[i] = (i - 10) / 4, i = 0..31, as ggml quantizes it.
+Q4_0 = "40b96c5b5b5b4a4a3a393928282817170606"
+Q4_1 = "223800c180809191a2a2b3b3c4c4d5d5e6e6f7f7"
+Q8_0 = "4b29c4cad0d6dce2e8eef4fa00060c12181e242a30363c43494f555b61676d73797f"
+
+
+def rows(text: str) -> torch.Tensor:
+    return torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)[None]
+
+
+def test_the_worked_q4_0_block() -> None:
+    blocks = int4_rows(rows(Q4_0), "q4_0")
+    assert blocks.minimum is None
+    assert blocks.scale.tolist() == [[-0.65625]]
+    assert blocks.codes[0, :2].tolist() == [12, 11]
+    assert blocks.codes[0, 16:18].tolist() == [6, 5]
+    assert float_rows(rows(Q4_0), "q4_0", 2)[0, :2].tolist() == [-2.625, -1.96875]
+
+
+def test_the_worked_q4_1_block() -> None:
+    blocks = int4_rows(rows(Q4_1), "q4_1")
+    assert blocks.minimum is not None
+    assert blocks.minimum.tolist() == [[-2.5]]
+    assert blocks.minimum.dtype == blocks.scale.dtype == torch.float16
+    assert blocks.codes[0].tolist() == [n for n in range(16) for _ in range(2)]
+    wanted = np.arange(32, dtype=np.float32) / 4 - 2.5
+    assert np.abs(float_rows(rows(Q4_1), "q4_1", 3).numpy()[0] - wanted).max() <= 0.26
+
+
+def test_the_worked_q8_0_block() -> None:
+    values = float_rows(rows(Q8_0), "q8_0", 8)[0]
+    assert values[10] == 0
+    assert np.abs(values.numpy() - (np.arange(32) - 10) / 4).max() < 0.03
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("outputs", [1, 3, 5000])  # 5000 rows are read in parts
+def test_random_rows(kind: str, outputs: int) -> None:
+    number = GGMLQuantizationType[kind]
+    random = np.random.default_rng(0)
+    raw = random.integers(0, 256, (outputs, 2, GGML_QUANT_SIZES[number][1]), np.uint8)
+    head = 2 if kind == "Q4_1" else 1
+    raw[..., : 2 * head] = random.normal(size=(outputs, 2, head)).astype("<f2").view(np.uint8)
+    raw = raw.reshape(outputs, -1)
+    found = float_rows(torch.from_numpy(raw), kind.lower(), number).numpy()
+    np.testing.assert_array_equal(found, dequantize(raw, number))
+    if outputs < 100:
+        np.testing.assert_array_equal(found, gguf_weight(raw.tobytes(), kind, (outputs, 64)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("F32", torch.float32), ("F16", torch.float16), ("BF16", torch.bfloat16)]
+)
+def test_float_types_keep_their_dtype(kind: str, dtype: torch.dtype) -> None:
+    values = torch.randn(3, 5).to(dtype)
+    found = float_rows(values.view(torch.uint8), kind.lower(), GGMLQuantizationType[kind])
+    assert found.dtype == dtype
+    assert torch.equal(found, values)
+
+
+def test_what_the_package_can_dequantize() -> None:
+    able = {kind.name for kind in GGMLQuantizationType if can_dequantize(kind.name.lower(), kind)}
+    assert {"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"} <= able
+    assert not {"Q8_K", "I8"} & able
