@@ -189,6 +189,7 @@ def archived_layers(bundle: Bundle, checkpoint: Checkpoint, options: Mapping[str
             choose_activations(first, options["activations"]),
             3 if dtype == "f32" else 2,
             int(options["min_tokens"]),
+            target.soft_f16,
         )
         out.append(ArchivedLayer(name, linear))
     return out

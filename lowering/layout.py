@@ -45,6 +45,15 @@ class Packing:
         return up(self.inputs, 8) // 8
 
     @property
+    def row(self) -> int:
+        """Bytes between the code rows of two activations: K padded, and off the multiples of 512.
+
+        Rows a multiple of 4096 apart share the sets of an L1 cache, and a panel of them would not fit.
+        """
+        padded = 8 * self.input_blocks
+        return padded + 64 if padded % 512 == 0 else padded
+
+    @property
     def groups(self) -> int:
         return -(-self.inputs // self.group_size)
 

@@ -174,6 +174,7 @@ class _Splicer:
             Activations(activations),
             digits,
             min_tokens,
+            self.target.soft_f16,
         )
         source = self.program.layers[name]
         group = self.parameters.add(name, self.target.pack(name, linear, source))
@@ -213,7 +214,7 @@ class _Splicer:
     def _quantize_per_token(self, entry: str, op: Any) -> None:
         [x] = op.operands
         shaped = _Shaped.of(x)
-        kernel = Quantize(shaped.dtype, 1)
+        kernel = Quantize(shaped.dtype, 1, self.target.soft_f16)
         self._use([kernel])
         name = f"{kernel.symbol}_{'x'.join('d' if d is None else str(d) for d in shaped.shape)}"
         self.helpers[name] = render(

@@ -14,7 +14,9 @@ from halfbyte.passes.scheme import Zero
 
 # Block tags are {! !} because {% is MLIR.
 _TEMPLATES = Path(__file__).with_name("templates")
-_ROW_BLOCK = 128
+_ROW_BLOCK = 96
+# Rows whose sums wait in the panel form's scratch; it and 8 KiB of unpacked weights fit a stack of 32 KiB.
+_PANEL_ROWS = {1: 48, 2: 96, 3: 96}
 
 
 class Kernel(Protocol):
@@ -33,17 +35,21 @@ class Quantize:
     Attributes:
         io: ``f32``, ``f16`` or ``bf16``.
         digits: 1 for int8 per token, 2 or 3 digit planes.
+        soft_f16: the CPU has no instruction that casts f16.
     """
 
     io: str
     digits: int
+    soft_f16: bool = False
 
     @property
     def symbol(self) -> str:
-        return f"halfbyte_quantize_{'int8' if self.digits == 1 else f'planes{self.digits}'}_{self.io}"
+        mode = "int8" if self.digits == 1 else f"planes{self.digits}"
+        return f"halfbyte_quantize_{mode}_{self.io}{_soft(self.soft_f16, self.io)}"
 
     def text(self) -> str:
-        return render("quantize.mlir.j2", name=self.symbol, io=self.io, digits=self.digits)
+        soft = self.soft_f16
+        return render("quantize.mlir.j2", name=self.symbol, io=self.io, digits=self.digits, soft_f16=soft)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Gemm:
         scale: dtype of the weight scales.
         zero: how zero points are given.
         bias: whether a bias is added.
+        soft_f16: the CPU has no instruction that casts f16.
     """
 
     isa: InstructionSet
@@ -65,12 +72,13 @@ class Gemm:
     scale: str
     zero: Zero
     bias: bool
+    soft_f16: bool = False
 
     @property
     def symbol(self) -> str:
         mode = "w4a8" if self.digits == 1 else f"w4a16p{self.digits}"
-        bias = "_bias" if self.bias else ""
-        return f"halfbyte_gemm_{mode}_{self.isa.name}_{self.io}_{self.scale}_{self.zero.value}{bias}"
+        rest = ("_bias" if self.bias else "") + _soft(self.soft_f16, self.io, self.scale)
+        return f"halfbyte_gemm_{mode}_{self.isa.name}_{self.io}_{self.scale}_{self.zero.value}{rest}"
 
     def text(self) -> str:
         return render(
@@ -82,7 +90,9 @@ class Gemm:
             scale=self.scale,
             zero=self.zero.value,
             bias=self.bias,
+            soft_f16=self.soft_f16,
             row_block=_ROW_BLOCK,
+            panel=_PANEL_ROWS[self.digits],
         )
 
 
@@ -98,6 +108,10 @@ class CacheAppend:
 
     def text(self) -> str:
         return render("cache_append.mlir.j2", name=self.symbol, io=self.io, tokens=16)
+
+
+def _soft(soft: bool, *dtypes: str) -> str:
+    return "_softf16" if soft and "f16" in dtypes else ""
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,9 @@ class InstructionSet:
         needs: CPU features in LLVM's spelling.
         lanes: int32 lanes of a vector.
         columns: columns of a tile, a divisor of 64.
-        rows: by digit planes, heights of the tiles in the order they are used; the last is 1.
+        rows: by digit planes, heights of the tiles of the direct form in the order they are used; the last is 1.
+        panel: the same for the panel form, or empty where there is none.
+        least_panel: rows from which the panel form is faster.
     """
 
     name: str
@@ -23,6 +25,8 @@ class InstructionSet:
     lanes: int
     columns: int
     rows: Mapping[int, tuple[int, ...]]
+    panel: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    least_panel: int = 0
 
 
 AVX512VNNI = InstructionSet(
@@ -30,8 +34,10 @@ AVX512VNNI = InstructionSet(
     frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vnni"}),
     lanes=16,
     columns=64,
-    # 4 rows x 64 columns are 16 accumulators; 2 planes of 4 rows would spill, 3 planes of 2 rows cost 2 %.
-    rows={1: (4, 3, 2, 1), 2: (2, 1), 3: (1,)},
+    # 16 accumulators, 24 for three planes; 32 would spill.
+    rows={1: (4, 3, 2, 1), 2: (2, 1), 3: (2, 1)},
+    panel={1: (4, 2, 1), 2: (2, 1), 3: (2, 1)},
+    least_panel=8,
 )
 PLAIN = InstructionSet("plain", frozenset(), lanes=16, columns=16, rows={1: (2, 1), 2: (1,), 3: (1,)})
 

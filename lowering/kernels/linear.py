@@ -37,6 +37,7 @@ class Linear:
         activations: int8 (W4A8) or none (W4A16).
         digits: digit planes of the float path.
         min_tokens: with int8, fewer tokens than this take the float path; 0 for never.
+        soft_f16: the CPU has no instruction that casts f16.
     """
 
     isa: InstructionSet
@@ -48,6 +49,7 @@ class Linear:
     activations: Activations
     digits: int
     min_tokens: int
+    soft_f16: bool = False
 
     @property
     def modes(self) -> tuple[int, ...]:
@@ -57,10 +59,10 @@ class Linear:
         return (1, self.digits) if self.min_tokens else (1,)
 
     def _quantize(self, digits: int) -> Quantize:
-        return Quantize(self.io, digits)
+        return Quantize(self.io, digits, self.soft_f16)
 
     def _gemm(self, digits: int) -> Gemm:
-        return Gemm(self.isa, self.io, digits, self.scale, self.zero, self.bias)
+        return Gemm(self.isa, self.io, digits, self.scale, self.zero, self.bias, self.soft_f16)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -71,6 +71,11 @@ class CpuTarget:
         return best(self.features)
 
     @property
+    def soft_f16(self) -> bool:
+        """Whether f16 must be cast by integer arithmetic: the CPU has no instruction for it."""
+        return self.architecture == "x86_64" and "f16c" not in self.features
+
+    @property
     def flags(self) -> list[str]:
         """For iree-compile."""
         flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
