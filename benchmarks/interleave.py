@@ -23,11 +23,15 @@ class Worker:
 
     def __init__(self, script: str, name: str, threads: int) -> None:
         self.name = name
-        environment = dict(os.environ, OMP_NUM_THREADS=str(threads), PYTHONPATH=os.pathsep.join([str(_HERE), *sys.path]))
+        environment = dict(
+            os.environ, OMP_NUM_THREADS=str(threads), PYTHONPATH=os.pathsep.join([str(_HERE), *sys.path])
+        )
         # A BLAS told to run slowly for old processors would not be a fair peer.
         environment.pop("OPENBLAS_CORETYPE", None)
         command = [sys.executable, str(_HERE / script), "--worker", name]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
         self.awake = True
 
     def ask(self, **question: Any) -> dict[str, Any]:

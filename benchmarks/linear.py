@@ -94,7 +94,9 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                     samples: dict[str, list[float]] = {name: [] for name in workers}
                     for _ in range(options.rounds):
                         for name, worker in workers.items():
-                            said = worker.ask(do="time", m=m, cold=cold, seconds=options.seconds, threads=threads)
+                            said = worker.ask(
+                                do="time", m=m, cold=cold, seconds=options.seconds, threads=threads
+                            )
                             samples[name] += said.get("us", [])
                             if "error" in said:
                                 print(f"{name} m={m}: {said['error']}", file=sys.stderr)
@@ -103,7 +105,16 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                             continue
                         us = statistics.median(taken)
                         peer, _, mode = name.rpartition("_")
-                        row = dict(peer=peer, mode=mode, m=m, k=k, n=n, group=options.group, threads=threads, cold=cold)
+                        row = dict(
+                            peer=peer,
+                            mode=mode,
+                            m=m,
+                            k=k,
+                            n=n,
+                            group=options.group,
+                            threads=threads,
+                            cold=cold,
+                        )
                         row |= dict(us=round(us, 2), us_min=round(min(taken), 2))
                         row |= dict(gmacs=round(m * k * n / us / 1e3, 1), relative_error=errors[name])
                         rows.append(row)
@@ -131,19 +142,27 @@ def ratios(rows: list[dict[str, Any]]) -> list[str]:
         if row["peer"] != "halfbyte" and cell(row) in ours:
             where = "cold" if row["cold"] else "warm"
             ratio = row["us"] / ours[cell(row)]
-            out.append(f"{row['mode']} {row['k']}x{row['n']} m={row['m']} {where}: {ratio:.2f} times {row['peer']}")
+            out.append(
+                f"{row['mode']} {row['k']}x{row['n']} m={row['m']} {where}: {ratio:.2f} times {row['peer']}"
+            )
     return out
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", default="4096x4096", help="KxN,KxN,...")
     parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--m", default="1,16,256", help="tokens, comma-separated")
     parser.add_argument("--threads", default="1")
     parser.add_argument("--mode", default=",".join(MODES))
-    parser.add_argument("--peers", default="ort", help="of " + ", ".join(sorted({p.rpartition('_')[0] for p in PEERS})))
-    parser.add_argument("--cold", action="store_true", help="also walk through more weights than a cache holds")
+    parser.add_argument(
+        "--peers", default="ort", help="of " + ", ".join(sorted({p.rpartition("_")[0] for p in PEERS}))
+    )
+    parser.add_argument(
+        "--cold", action="store_true", help="also walk through more weights than a cache holds"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="per peer, cell and round")
     parser.add_argument("--json", type=Path)

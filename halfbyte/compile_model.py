@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from halfbyte.lowering.targets.cpu import CpuTarget
     from halfbyte.passes.program import Program
     from halfbyte.passes.scheme import Activations
+    from halfbyte.passes.weight import QuantTensor
     from halfbyte.runtime.manifest import Manifest, Model, Tensor
 
 PHASES = ("load", "rewrite", "export", "import", "compile", "write")
@@ -140,6 +141,8 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
             report.layers.append(_row(layer, options))
             if layer.refusal is not None:
                 report.refusals.append(layer.refusal)
+        if "lm_head" not in checkpoint.layers and checkpoint.config.get("tie_word_embeddings"):
+            report.layers.append(_tied_head(checkpoint))
         if options.on_unsupported == "error":
             raise_refusals(report.refusals)
     with watch("rewrite"):
@@ -175,27 +178,47 @@ def _row(layer: LayerInfo, options: CompileOptions) -> Any:
             reason = f"dequantized: {layer.refusal.found} cannot be computed as quantized"
         return LayerRow(layer.name, layer.shape, layer.storage, "float", "float", reason=reason)
     activations = choose_activations(layer, options.activations).value
-    return LayerRow(layer.name, layer.shape, layer.storage, str(layer.scheme), activations, reason=layer.reason)
+    return LayerRow(
+        layer.name, layer.shape, layer.storage, str(layer.scheme), activations, reason=layer.reason
+    )
+
+
+def _tied_head(checkpoint: Checkpoint) -> Any:
+    from halfbyte.passes.report import LayerRow
+    from halfbyte.passes.weight import dtype_name
+
+    embedding = checkpoint.floats["model.embed_tokens.weight"]
+    shape, storage = (embedding.shape[0], embedding.shape[1]), f"float {dtype_name(embedding.dtype)}"
+    return LayerRow(
+        "lm_head", shape, storage, "float", "float", reason="shares the weight of model.embed_tokens"
+    )
 
 
 def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
     """Says where every tensor of the graphs is read from when the archive is written."""
-    import torch
-
     from halfbyte.passes.program import LayerSource, TensorSource
     from halfbyte.passes.quant_linear import QuantLinear
 
+    def weight(layer: str) -> Callable[[], QuantTensor]:
+        return lambda: checkpoint.quantized(layer)
+
+    def stored(tensor: str) -> Callable[[], torch.Tensor]:
+        return lambda: checkpoint.float_tensor(tensor)
+
+    def computed(buffer: torch.Tensor) -> Callable[[], torch.Tensor]:
+        return lambda: buffer
+
     for name, module in model.named_modules():
         if isinstance(module, QuantLinear):
-            bias = None if module.bias is None else (lambda n=name: checkpoint.float_tensor(f"{n}.bias"))
-            program.layers[name] = LayerSource(lambda n=name: checkpoint.quantized(n), bias, (name,))
+            bias = None if module.bias is None else stored(f"{name}.bias")
+            program.layers[name] = LayerSource(weight(name), bias, (name,))
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         key = first.setdefault(id(parameter), name)
-        program.tensors[name] = TensorSource(key, lambda k=key: checkpoint.float_tensor(k))
+        program.tensors[name] = TensorSource(key, stored(key))
     for name, buffer in model.named_buffers():
-        if not buffer.is_meta and isinstance(buffer, torch.Tensor):
-            program.tensors[name] = TensorSource(name, lambda b=buffer: b)
+        if not buffer.is_meta:
+            program.tensors[name] = TensorSource(name, computed(buffer))
 
 
 def _context(config: Any, options: CompileOptions) -> int:
@@ -205,7 +228,10 @@ def _context(config: Any, options: CompileOptions) -> int:
     chosen = options.max_context or min(most, 2048)
     if not 2 <= chosen <= most:
         raise UsageError(
-            "the context does not fit the model", where="--max-context", found=str(chosen), accepted=f"2 to {most}"
+            "the context does not fit the model",
+            where="--max-context",
+            found=str(chosen),
+            accepted=f"2 to {most}",
         )
     return chosen
 
@@ -322,7 +348,8 @@ def _write(
             entry_points(imported, facts.caches),
             facts.caches,
             tuple(
-                contract.Layer(row.name, row.shape, row.scheme, row.activations, row.kernel) for row in report.layers
+                contract.Layer(row.name, row.shape, row.scheme, row.activations, row.kernel)
+                for row in report.layers
             ),
             tuple(tokenizer),
             versions(),

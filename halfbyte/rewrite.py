@@ -48,7 +48,7 @@ def rewrite(
     from halfbyte.errors import UsageError
     from halfbyte.passes.find_dequantized_linears import FindDequantizedLinears
     from halfbyte.passes.merge_linears import MergeLinears
-    from halfbyte.passes.pipeline import run_passes
+    from halfbyte.passes.pipeline import Pass, run_passes
     from halfbyte.passes.program import Program
     from halfbyte.passes.scheme import Activations
 
@@ -56,10 +56,15 @@ def rewrite(
         raise UsageError("unknown kind of activations", found=repr(activations), accepted="none or int8")
     if isinstance(model, torch.nn.Module):
         if example is None:
-            raise UsageError("a module needs example inputs", advice="pass example=(tensor, ...) or an ExportedProgram")
+            raise UsageError(
+                "a module needs example inputs", advice="pass example=(tensor, ...) or an ExportedProgram"
+            )
         with torch.no_grad():
             model = torch.export.export(model.eval(), example, dynamic_shapes=dynamic_shapes, strict=False)
     program = Program({entry: model})
-    passes = [FindDequantizedLinears(Activations(activations), min_tokens=min_tokens), MergeLinears()]
+    passes: list[Pass] = [
+        FindDequantizedLinears(Activations(activations), min_tokens=min_tokens),
+        MergeLinears(),
+    ]
     run_passes(program, passes, hooks)
     return program

@@ -129,12 +129,13 @@ def verify(
     folder = Path(bundle)
     loaded = load(folder, device=device, threads=threads)
     checkpoint = open_checkpoint(Path(model))
-    options = json.loads((folder / "report.json").read_text())["options"]
+    report = json.loads((folder / "report.json").read_text())
+    options, merged = report["options"], report["merged"]
     numbers = np.asarray(tokens if tokens is not None else _default_tokens(folder, loaded), np.int64)
     if len(numbers) < 2:
         raise UsageError("verify needs at least two tokens", found=str(len(numbers)))
     float_model = load_float_model(checkpoint)
-    layers = archived_layers(loaded, checkpoint, options)
+    layers = archived_layers(loaded, checkpoint, options, merged)
     inputs, expected = _run_float(float_model, numbers, layers)
     checks = _check_layers(folder, loaded, checkpoint, layers, inputs, options)
     got = _logits(loaded, numbers)
@@ -152,7 +153,9 @@ def _default_tokens(folder: Path, bundle: Bundle) -> list[int]:
     return [int(token) for token in np.random.default_rng(0).integers(0, vocabulary, min(32, context - 1))]
 
 
-def archived_layers(bundle: Bundle, checkpoint: Checkpoint, options: Mapping[str, Any]) -> list[ArchivedLayer]:
+def archived_layers(
+    bundle: Bundle, checkpoint: Checkpoint, options: Mapping[str, Any], merged: Mapping[str, list[str]]
+) -> list[ArchivedLayer]:
     """The packed linears of a bundle's archive, from its keys and what the checkpoint says of their members."""
     from halfbyte.compile_model import choose_activations
     from halfbyte.lowering.kernels.linear import Linear
@@ -168,7 +171,7 @@ def archived_layers(bundle: Bundle, checkpoint: Checkpoint, options: Mapping[str
         if not key.endswith(".codes"):
             continue
         name = key.removesuffix(".codes")
-        members = [checkpoint.layers.get(member) for member in merged_members(name)]
+        members = [checkpoint.layers.get(member) for member in merged.get(name, [name])]
         known = [member for member in members if member is not None and member.scheme is not None]
         if len(known) < len(members):
             raise CheckpointError(
@@ -191,14 +194,8 @@ def archived_layers(bundle: Bundle, checkpoint: Checkpoint, options: Mapping[str
             int(options["min_tokens"]),
             target.soft_f16,
         )
-        out.append(ArchivedLayer(name, linear))
+        out.append(ArchivedLayer(name, linear, tuple(merged.get(name, [name]))))
     return out
-
-
-def merged_members(name: str) -> list[str]:
-    """``a.b.q_proj+k_proj`` -> ``a.b.q_proj``, ``a.b.k_proj``: the inverse of the merge pass's naming."""
-    prefix = name[: name.rfind(".", 0, name.find("+")) + 1] if "+" in name else ""
-    return [prefix + part for part in name[len(prefix) :].split("+")]
 
 
 def _run_float(
@@ -217,7 +214,7 @@ def _run_float(
         return hook
 
     for layer in layers:
-        module = model.get_submodule(merged_members(layer.name)[0])
+        module = model.get_submodule(layer.members[0])
         hooks.append(module.register_forward_pre_hook(keep(layer.name)))
     try:
         with torch.no_grad():
@@ -271,7 +268,9 @@ def _layer_bundle(
         for layer in layers
     }
     programs = (replace(program, sha256=sha256(scratch / program.file)),)
-    manifest = Manifest(Model("graph", bundle.manifest.model.dtype), programs, bundle.manifest.parameters, entries)
+    manifest = Manifest(
+        Model("graph", bundle.manifest.model.dtype), programs, bundle.manifest.parameters, entries
+    )
     write_json(scratch / FILE_NAME, manifest.to_json())
     return load(scratch, device=bundle.device.spec, threads=bundle.device.threads)
 
@@ -282,7 +281,7 @@ def _check_layer(runner: Bundle, checkpoint: Checkpoint, layer: ArchivedLayer, x
     from halfbyte.passes.merge_linears import join_weights
 
     kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-    linear, members = layer.linear, merged_members(layer.name)
+    linear, members = layer.linear, layer.members
     weight = join_weights(layer.name, [checkpoint.quantized(member) for member in members])
     biases = [checkpoint.float_tensor(f"{member}.bias").float() for member in members] if linear.bias else []
     bias = torch.cat(biases) if biases else None
@@ -358,7 +357,9 @@ def _judge(
     if not kl <= kl_limit:
         failures.append(f"logits: KL {kl:.2e} over {kl_limit:.0e}")
     if not dynamic and not step_error <= logits_limit:
-        failures.append(f"prefill and decode: differ from forward by {step_error:.2e}, over {logits_limit:.0e}")
+        failures.append(
+            f"prefill and decode: differ from forward by {step_error:.2e}, over {logits_limit:.0e}"
+        )
     return Verification(
         tuple(checks), len(tokens), error, max(kl, 0.0), agreement, step_error, tuple(failures)
     )

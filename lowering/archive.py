@@ -73,7 +73,7 @@ def write_archive(path: Path, parameters: Parameters, progress: Progress = lambd
                         accepted=f"{tensor.bytes} bytes for {tensor.type}",
                     )
                 file.pad_to(storage + next(place))
-                file.write(memoryview(data))
+                file.write(data.data)
                 done += tensor.bytes
                 progress(done, total)
         return file.hash.hexdigest()

@@ -65,7 +65,9 @@ def _executable() -> str:
 
     tool = Path(iree.compiler.__file__).parent / "_mlir_libs" / "iree-compile"
     if not tool.is_file():
-        raise CompilerError("iree-compile is missing", where=str(tool), advice='pip install "halfbyte[compile]"')
+        raise CompilerError(
+            "iree-compile is missing", where=str(tool), advice='pip install "halfbyte[compile]"'
+        )
     return str(tool)
 
 
@@ -100,4 +102,4 @@ def _dump(folder: Path, text: str, flags: Sequence[str]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "module.mlir").write_text(text)
     command = shlex.join(["iree-compile", "module.mlir", *flags, "-o", "module.vmfb"])
-    (folder / "compile.sh").write_text(f"#!/bin/sh\ncd \"$(dirname \"$0\")\" && exec {command}\n")
+    (folder / "compile.sh").write_text(f'#!/bin/sh\ncd "$(dirname "$0")" && exec {command}\n')

@@ -48,7 +48,9 @@ class _ArgumentCache:
         return self.caches[0].shape[1], 0
 
 
-def _masks(config: Any, queries: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | dict[str, torch.Tensor]:
+def _masks(
+    config: Any, queries: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor | dict[str, torch.Tensor]:
     """Boolean [1, 1, T, S]: which positions a query sees; by layer type for models whose layers differ."""
     seen = positions[None, :] <= queries[:, None]
     if not getattr(config, "layer_types", None):
@@ -96,7 +98,9 @@ class Step(torch.nn.Module):
         return self.lm_head(hidden[:, -1])[0].float()
 
 
-def export_decoder(model: Any, max_context: int, dtype: torch.dtype) -> dict[str, torch.export.ExportedProgram]:
+def export_decoder(
+    model: Any, max_context: int, dtype: torch.dtype
+) -> dict[str, torch.export.ExportedProgram]:
     """Exports ``forward``, ``prefill`` (any number of tokens from 2) and ``decode`` (one token).
 
     Args:

@@ -43,7 +43,9 @@ def topk_by_argmax(
     IREE 3.13 sorts in place on one shared iota, so the second topk of a program is wrong.
     """
     if not largest or dim not in (-1, x.dim() - 1):
-        raise CompilerError("only the largest values along the last dimension can be taken", where="aten.topk")
+        raise CompilerError(
+            "only the largest values along the last dimension can be taken", where="aten.topk"
+        )
     places = torch.arange(x.shape[-1])
     values, indices = [], []
     for _ in range(k):
@@ -58,7 +60,9 @@ def decompositions() -> dict[Any, Any]:
     """The core table, minus attention (which lowers whole), plus what torch-mlir has no lowering for."""
     table = torch.export.default_decompositions()
     table.pop(_aten.scaled_dot_product_attention.default, None)
-    extra = torch._decomp.get_decompositions([_aten.squeeze.dims, _aten.index_copy, _aten.linspace.Tensor_Tensor])
+    extra = torch._decomp.get_decompositions(
+        [_aten.squeeze.dims, _aten.index_copy, _aten.linspace.Tensor_Tensor]
+    )
     table.update(extra)
     table[_aten.topk.default] = topk_by_argmax
     return dict(table.items())

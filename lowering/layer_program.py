@@ -15,10 +15,17 @@ from halfbyte.lowering.splice import SCOPE
 
 @dataclass(frozen=True)
 class ArchivedLayer:
-    """A packed linear of an archive: its name there (merged layers have one name), and its kernels."""
+    """A packed linear of an archive.
+
+    Attributes:
+        name: its name there; merged layers have one.
+        linear: its kernels.
+        members: the layers it was merged from, in column order.
+    """
 
     name: str
     linear: Linear
+    members: tuple[str, ...] = ()
 
     @property
     def function(self) -> str:
@@ -40,7 +47,8 @@ def layer_program(layers: Iterable[ArchivedLayer]) -> str:
         x = f"tensor<?x{linear.packing.inputs}x{linear.io}>"
         y = f"tensor<?x{linear.packing.outputs}x{linear.io}>"
         loads = "\n".join(
-            f'  %w{i} = util.global.load immutable @"{spec.key}" : {spec.type}' for i, spec in enumerate(specs)
+            f'  %w{i} = util.global.load immutable @"{spec.key}" : {spec.type}'
+            for i, spec in enumerate(specs)
         )
         operands = ", ".join(["%x", *(f"%w{i}" for i in range(len(specs)))])
         types = ", ".join([x, *(spec.type for spec in specs)])

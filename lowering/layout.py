@@ -104,7 +104,9 @@ def pack_codes(weight: QuantTensor) -> np.ndarray:
 def pack_groups(values: torch.Tensor) -> np.ndarray:
     """[N, G] of any dtype -> [N/64, G, 64], padded with zeros; 16-bit floats come back as uint16 bits."""
     outputs, groups = values.shape
-    bits = values.contiguous().view(torch.uint16) if values.dtype in (torch.float16, torch.bfloat16) else values
+    bits = (
+        values.contiguous().view(torch.uint16) if values.dtype in (torch.float16, torch.bfloat16) else values
+    )
     padded = np.zeros((up(outputs, 64), groups), bits.numpy().dtype)
     padded[:outputs] = bits.numpy()
     return np.ascontiguousarray(padded.reshape(-1, 64, groups).transpose(0, 2, 1))

@@ -7,6 +7,7 @@ what its caller gives: tokens, a position, caches.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,7 +42,9 @@ class _Shaped:
     def of(cls, value: Any) -> _Shaped:
         match = _VTENSOR.match(str(value.type))
         if match is None:
-            raise CompilerError(f"a halfbyte operator was given {value.type}, not a tensor with a known shape")
+            raise CompilerError(
+                f"a halfbyte operator was given {value.type}, not a tensor with a known shape"
+            )
         shape = tuple(None if size == "?" else int(size) for size in match[1].split(",")) if match[1] else ()
         return cls(shape, re.sub(r"^[us]i", "i", match[2]))
 
@@ -51,7 +54,8 @@ class _Shaped:
 
     @property
     def count(self) -> int | None:
-        return None if None in self.shape[:-1] else int(np.prod(self.shape[:-1], dtype=np.int64))
+        sizes = [size for size in self.shape[:-1] if size is not None]
+        return math.prod(sizes) if len(sizes) == len(self.shape) - 1 else None
 
 
 @dataclass
@@ -182,7 +186,9 @@ class _Splicer:
             self.kernels[member] = linear.label
         self._use(linear.kernels)
         self.helpers[linear.symbol] = linear.text()
-        wrapper = f"{linear.symbol}_{'x'.join('d' if d is None else str(d) for d in shaped.shape[:-1]) or 'row'}"
+        wrapper = (
+            f"{linear.symbol}_{'x'.join('d' if d is None else str(d) for d in shaped.shape[:-1]) or 'row'}"
+        )
         self.helpers[wrapper] = render(
             "as_rows.mlir.j2",
             name=wrapper,
@@ -199,14 +205,21 @@ class _Splicer:
         _replace(op, [y])
 
     def _cache_append(self, entry: str, op: Any) -> None:
-        cache, rows, position = (_Shaped.of(value) for value in op.operands)
+        cache, rows, _ = (_Shaped.of(value) for value in op.operands)
         heads, positions, width = cache.shape
         kernel = CacheAppend(cache.dtype)
         self._use([kernel])
         count = rows.shape[1]
         name = f"{kernel.symbol}_{heads}x{positions}x{width}_{'d' if count is None else count}"
         self.helpers[name] = render(
-            "append.mlir.j2", name=name, kernel=kernel.symbol, io=cache.dtype, H=heads, S=positions, D=width, T=count
+            "append.mlir.j2",
+            name=name,
+            kernel=kernel.symbol,
+            io=cache.dtype,
+            H=heads,
+            S=positions,
+            D=width,
+            T=count,
         )
         [out] = _call(name, [cache.type], [_builtin(value) for value in op.operands])
         _replace(op, [out])
@@ -260,14 +273,18 @@ def _operators(function: Any) -> list[Any]:
     return found
 
 
-def _create(name: str, results: list[Any], operands: list[Any], attributes: dict[str, Any] | None = None) -> Any:
+def _create(
+    name: str, results: list[Any], operands: list[Any], attributes: dict[str, Any] | None = None
+) -> Any:
     return ir.Operation.create(name, results=results, operands=operands, attributes=attributes or {}).result
 
 
 def _call(name: str, results: list[str], operands: list[Any]) -> list[Any]:
     types = [ir.Type.parse(result) for result in results]
     attributes = {"callee": ir.FlatSymbolRefAttr.get(name)}
-    return list(ir.Operation.create("util.call", results=types, operands=operands, attributes=attributes).results)
+    return list(
+        ir.Operation.create("util.call", results=types, operands=operands, attributes=attributes).results
+    )
 
 
 def _builtin(value: Any) -> Any:

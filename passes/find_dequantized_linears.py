@@ -92,7 +92,9 @@ class FindDequantizedLinears:
     def run(self, program: Program) -> int:
         found = 0
         if program.empty:
-            return 0  # made by a checkpoint reader: the linears are in place, and there is nothing to evaluate
+            return (
+                0  # made by a checkpoint reader: the linears are in place, and there is nothing to evaluate
+            )
         for entry in program.entries.values():
             evaluate = StateEval(entry)
             for product in list(_products(entry, evaluate)):
@@ -100,7 +102,9 @@ class FindDequantizedLinears:
             drop_dead_state(entry)
         return found
 
-    def _rewrite(self, program: Program, entry: ExportedProgram, evaluate: StateEval, product: _Product) -> int:
+    def _rewrite(
+        self, program: Program, entry: ExportedProgram, evaluate: StateEval, product: _Product
+    ) -> int:
         name = _layer_name(entry, product)
         match = _dequantization(evaluate, product)
         if match is None:
@@ -168,7 +172,12 @@ def _dequantization(evaluate: StateEval, product: _Product) -> _Dequantized | No
         zero: object = 0
         inner, _ = _strip(side, evaluate)
         codes: object = side
-        if isinstance(inner, torch.fx.Node) and inner.target in _SUB and len(inner.args) == 2 and not inner.kwargs:
+        if (
+            isinstance(inner, torch.fx.Node)
+            and inner.target in _SUB
+            and len(inner.args) == 2
+            and not inner.kwargs
+        ):
             codes, zero = inner.args
         parts = [_value(evaluate, part) for part in (codes, zero, scale, minimum)]
         like = evaluate(root)
@@ -223,7 +232,9 @@ def _regroup(name: str, match: _Dequantized) -> QuantTensor | Refusal:
                 "leave the layer in float, or quantize it to 4 bits",
             )
     if match.minimum is not None and bool(zero.any()):
-        return Refusal(name, "both a zero point and a minimum", "one of the two", "fold the zero point into the minimum")
+        return Refusal(
+            name, "both a zero point and a minimum", "one of the two", "fold the zero point into the minimum"
+        )
     if not bool(torch.isfinite(match.scale).all()):
         return Refusal(name, "scales that are NaN or Inf", "finite scales", "quantize the layer again")
     scale = match.scale if match.scale.dtype in (torch.float16, torch.bfloat16) else match.scale.float()
@@ -253,7 +264,11 @@ def _regroup(name: str, match: _Dequantized) -> QuantTensor | Refusal:
 
 
 def _insert(
-    program: Program, entry: ExportedProgram, product: _Product, weight: QuantTensor, options: FindDequantizedLinears
+    program: Program,
+    entry: ExportedProgram,
+    product: _Product,
+    weight: QuantTensor,
+    options: FindDequantizedLinears,
 ) -> None:
     name, dtype = weight.name, product.node.meta["val"].dtype
     digits = options.digits or (3 if dtype == torch.float32 else 2)
@@ -304,7 +319,11 @@ def _layer_name(entry: ExportedProgram, product: _Product) -> str:
 
 
 def _left_in_float(
-    program: Program, entry: ExportedProgram, name: str, product: _Product, reason: str = "its weight is float"
+    program: Program,
+    entry: ExportedProgram,
+    name: str,
+    product: _Product,
+    reason: str = "its weight is float",
 ) -> None:
     shape = product.weight.meta["val"].shape
     outputs, inputs = (shape[1], shape[0]) if product.transposed else (shape[0], shape[1])

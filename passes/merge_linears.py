@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -42,6 +42,7 @@ class MergeLinears:
                     name, members = _merge(program, entry, nodes)
                     merged[name] = members
             drop_dead_state(entry)
+        program.report.merged.update({name: list(members) for name, members in merged.items()})
         rows = {row.name: row for row in program.report.layers}
         for name, members in merged.items():
             for member in members:
@@ -54,14 +55,17 @@ def _groups(entry: ExportedProgram) -> dict[object, list[torch.fx.Node]]:
     names = state_names(entry)
     groups: dict[object, list[torch.fx.Node]] = {}
     for node in linear_nodes(entry.graph):
-        _, codes, scale, *rest = node.args
+        arguments: Any = node.args
+        _, codes, scale, *rest = arguments
         dtypes = (scale.meta["val"].dtype, *(part is None for part in rest[:3]))
         inputs = codes.meta["val"].shape[1]
-        groups.setdefault((_input_key(entry, names, node.args[0]), inputs, dtypes, *rest[3:]), []).append(node)
+        groups.setdefault((_input_key(entry, names, arguments[0]), inputs, dtypes, *rest[3:]), []).append(
+            node
+        )
     return groups
 
 
-def _input_key(entry: ExportedProgram, names: dict[str, str], x: torch.fx.Node) -> object:
+def _input_key(entry: ExportedProgram, names: dict[str, str], x: Any) -> object:
     """What the layer reads: the node itself, or what an activation order permutes and the order's values."""
     if x.op == "call_function" and x.target is torch.ops.aten.index_select.default:
         base, _, order = x.args
@@ -70,8 +74,10 @@ def _input_key(entry: ExportedProgram, names: dict[str, str], x: torch.fx.Node) 
     return x
 
 
-def _merge(program: Program, entry: ExportedProgram, nodes: list[torch.fx.Node]) -> tuple[str, tuple[str, ...]]:
-    names = state_names(entry)
+def _merge(
+    program: Program, entry: ExportedProgram, nodes: list[torch.fx.Node]
+) -> tuple[str, tuple[str, ...]]:
+    names: dict[Any, str] = {**state_names(entry)}
     members = tuple(names[node.args[1].name].removesuffix(".codes") for node in nodes)
     name = merged_name(members)
     first = nodes[0]
@@ -111,8 +117,13 @@ def _merge(program: Program, entry: ExportedProgram, nodes: list[torch.fx.Node])
 
 def merged_name(members: tuple[str, ...]) -> str:
     """``a.b.q_proj``, ``a.b.k_proj`` -> ``a.b.q_proj+k_proj``."""
-    common = os.path.commonprefix(members)
-    prefix = common[: common.rfind(".") + 1]
+    paths = [member.split(".") for member in members]
+    shared = 0
+    while len({tuple(path[: shared + 1]) for path in paths}) == 1 and all(
+        len(path) > shared + 1 for path in paths
+    ):
+        shared += 1
+    prefix = "".join(part + "." for part in paths[0][:shared])
     return prefix + "+".join(member[len(prefix) :] for member in members)
 
 
@@ -120,7 +131,11 @@ def join_weights(name: str, parts: list[QuantTensor]) -> QuantTensor:
     """One weight whose rows are those of the parts, in order; their schemes and permutations must agree."""
 
     def joined(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
-        return torch.cat([tensor for tensor in tensors if tensor is not None]) if tensors[0] is not None else None
+        return (
+            torch.cat([tensor for tensor in tensors if tensor is not None])
+            if tensors[0] is not None
+            else None
+        )
 
     return QuantTensor(
         name,

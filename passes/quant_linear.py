@@ -51,7 +51,9 @@ class QuantLinear(torch.nn.Module):
         self.register_buffer("scale", empty((outputs, groups), dtype))
         zero = empty((outputs, groups), torch.uint8) if scheme.zero is Zero.INTEGER else None
         self.register_buffer("zero", zero)
-        self.register_buffer("minimum", empty((outputs, groups), dtype) if scheme.zero is Zero.MINIMUM else None)
+        self.register_buffer(
+            "minimum", empty((outputs, groups), dtype) if scheme.zero is Zero.MINIMUM else None
+        )
         self.register_buffer("bias", empty((outputs,), torch.float32) if bias else None)
         self.register_buffer("permutation", permutation)
 
@@ -63,7 +65,7 @@ class QuantLinear(torch.nn.Module):
         return self
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.permutation is not None:
+        if isinstance(self.permutation, torch.Tensor):
             x = torch.index_select(x, -1, self.permutation)
         return torch.ops.halfbyte.linear(
             x,

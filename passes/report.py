@@ -47,12 +47,21 @@ class LayerRow:
 
 @dataclass
 class Report:
-    """Everything `report.json` holds about layers and passes."""
+    """Everything `report.json` holds about layers and passes.
+
+    Attributes:
+        layers: every linear layer of the model.
+        refusals: what could not be done, with reasons.
+        warnings: contradictions of the checkpoint, and what was assumed.
+        passes: name, seconds and number of changes of each pass.
+        merged: linears that became one, by the name they share in the archive.
+    """
 
     layers: list[LayerRow] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     passes: list[dict[str, Any]] = field(default_factory=list)
+    merged: dict[str, list[str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

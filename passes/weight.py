@@ -11,6 +11,11 @@ from halfbyte.passes.scheme import WeightScheme, Zero
 _DTYPE_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """``f16``, ``bf16``, ``f32``, or torch's own name of any other dtype."""
+    return _DTYPE_NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
 @dataclass(frozen=True)
 class QuantTensor:
     """An int4 weight ``W[n, k] = scale[n, g(k)] * (u[n, k] - zero[n, g(k)])`` or ``u * scale + minimum``.
@@ -56,12 +61,18 @@ class QuantTensor:
 
     @property
     def scheme(self) -> WeightScheme:
-        zero = Zero.MINIMUM if self.minimum is not None else Zero.INTEGER if self.zero is not None else Zero.SYMMETRIC
+        zero = (
+            Zero.MINIMUM
+            if self.minimum is not None
+            else Zero.INTEGER
+            if self.zero is not None
+            else Zero.SYMMETRIC
+        )
         return WeightScheme(
             self.group_size,
             self.scale.shape[1] == 1,
             zero,
-            _DTYPE_NAMES[self.scale.dtype],
+            dtype_name(self.scale.dtype),
             self.permutation is not None,
         )
 
@@ -71,8 +82,7 @@ class QuantTensor:
 
     def dequantize(self) -> torch.Tensor:
         """float32 [N, K] in the layer's own input order, one rounding per operation (as the formats define it)."""
-        n, k = self.shape
-        group = torch.arange(k) // self.group_size
+        group = torch.arange(self.shape[1]) // self.group_size
         scale = self.scale.float()[:, group]
         if self.minimum is not None:
             weight = self.codes.float() * scale + self.minimum.float()[:, group]

@@ -10,7 +10,6 @@ from typing import Any
 import iree.runtime as rt
 import numpy as np
 import torch
-from peers import Problem
 
 from halfbyte.lowering.archive import write_archive
 from halfbyte.lowering.compiler import compile_module
@@ -26,6 +25,7 @@ from halfbyte.passes.weight import QuantTensor
 from halfbyte.runtime.device import open_device
 from halfbyte.runtime.manifest import ParameterArchive, ParameterTensor
 from halfbyte.runtime.parameters import load_archive
+from peers import Problem
 
 
 class Halfbyte:
@@ -58,7 +58,11 @@ class Halfbyte:
         self.keep.append(loaded)
         module = rt.VmModule.copy_buffer(instance, program)
         provider = loaded.index.create_provider(scope=SCOPE)
-        modules = [rt.create_hal_module(instance, device.hal), rt.create_io_parameters_module(instance, provider), module]
+        modules = [
+            rt.create_hal_module(instance, device.hal),
+            rt.create_io_parameters_module(instance, provider),
+            module,
+        ]
         self.context = rt.VmContext(instance, modules)
         self.functions = [module.lookup_function(layer.function) for layer in layers]
         self.device = device.hal

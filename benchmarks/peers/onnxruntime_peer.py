@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+
 from peers import Problem
 
 
@@ -23,7 +24,10 @@ class OnnxRuntime:
         for codes, scale in zip(problem.codes, problem.scales, strict=True):
             outputs, inputs = codes.shape
             nibbles = (codes[:, 0::2] | (codes[:, 1::2] << 4)).reshape(outputs, inputs // problem.group, -1)
-            tensors = [numpy_helper.from_array(nibbles, "B"), numpy_helper.from_array(scale.reshape(-1), "scales")]
+            tensors = [
+                numpy_helper.from_array(nibbles, "B"),
+                numpy_helper.from_array(scale.reshape(-1), "scales"),
+            ]
             node = helper.make_node(
                 "MatMulNBits",
                 ["x", "B", "scales"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 import warnings
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from halfbyte.cli.compile_options import ActivationsOption, OnUnsupportedOption, choice
+from halfbyte.compile_model import Progress
 
 if TYPE_CHECKING:
     from halfbyte.compile_model import Compiled
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 def compile_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A Hugging Face folder or a .gguf file.")],
-    out: Annotated[Path, typer.Option("-o", "--output", metavar="OUT", help="The bundle to write: a folder.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--output", metavar="OUT", help="The bundle to write: a folder.")
+    ],
     target: Annotated[str, typer.Option("--target", metavar="cpu", help="What to compile for.")] = "cpu",
     activations: ActivationsOption = "auto",
     min_tokens: Annotated[
@@ -35,7 +39,9 @@ def compile_command(
     max_context: Annotated[
         int | None,
         typer.Option(
-            "--max-context", metavar="N", help="Positions of the caches; the model's own limit, at most 2048, if left out."
+            "--max-context",
+            metavar="N",
+            help="Positions of the caches; the model's own limit, at most 2048, if left out.",
         ),
     ] = None,
     cpu: Annotated[
@@ -46,12 +52,16 @@ def compile_command(
     ] = "f32",
     on_unsupported: OnUnsupportedOption = "error",
     dump_dir: Annotated[
-        Path | None, typer.Option("--dump-dir", metavar="DIR", help="Keep graphs, MLIR and the compiler's command here.")
+        Path | None,
+        typer.Option("--dump-dir", metavar="DIR", help="Keep graphs, MLIR and the compiler's command here."),
     ] = None,
     iree_flag: Annotated[
-        list[str] | None, typer.Option("--iree-flag", metavar="FLAG", help="One more flag for iree-compile; repeatable.")
+        list[str] | None,
+        typer.Option("--iree-flag", metavar="FLAG", help="One more flag for iree-compile; repeatable."),
     ] = None,
-    cache: Annotated[bool, typer.Option("--cache/--no-cache", help="Use the cache of compiled programs.")] = True,
+    cache: Annotated[
+        bool, typer.Option("--cache/--no-cache", help="Use the cache of compiled programs.")
+    ] = True,
 ) -> None:
     """Compiles a checkpoint to a bundle: programs, parameters and a manifest in one folder."""
     # torch and transformers warn about their own internals while a model is exported.
@@ -82,23 +92,42 @@ def summary(compiled: Compiled, cpu: str) -> list[str]:
     """The lines after a compilation: layers by scheme and kernel, what was left alone and why, sizes, how to run."""
     layers = compiled.report["layers"]
     lines = []
-    done = Counter((row["scheme"], row["activations"], row["kernel"]) for row in layers if row["scheme"] != "float")
+    done = Counter(
+        (row["scheme"], row["activations"], row["kernel"]) for row in layers if row["scheme"] != "float"
+    )
     for (scheme, activations, kernel), count in done.items():
         mode = "W4A8" if activations == "int8" else "W4A16"
-        lines.append(f"{count:4d} layers  {mode}  {scheme}  {kernel}")
+        lines.append(f"{_layers(count)}  {mode}  {scheme}  {kernel}")
     left = Counter((row["storage"], row["reason"]) for row in layers if row["scheme"] == "float")
     for (storage, reason), count in left.items():
         names = [row["name"] for row in layers if (row["storage"], row["reason"]) == (storage, reason)]
-        shown = ", ".join(names[:3]) + (", ..." if count > 3 else "")
-        lines.append(f"{count:4d} layers  float  {storage}: {reason or 'float in the checkpoint'} ({shown})")
+        patterns = _patterns(names)
+        shown = ", ".join([*patterns[:4], *["..."] * (len(patterns) > 4)])
+        lines.append(f"{_layers(count)}  float  {storage}: {reason or 'float in the checkpoint'} ({shown})")
     lines += [f"warning: {warning}" for warning in compiled.report["warnings"]]
     program, archive = compiled.manifest.programs[0], compiled.manifest.parameters[0]
     target = "this machine's CPU" if cpu == "host" else cpu
     size = (compiled.path / program.file).stat().st_size
-    lines.append(f"{compiled.path}: {program.file} {_size(size)} for {target}, {archive.file} {_size(archive.bytes)}")
-    lines.append("time: " + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in compiled.seconds.items()))
+    lines.append(
+        f"{compiled.path}: {program.file} {_size(size)} for {target}, {archive.file} {_size(archive.bytes)}"
+    )
+    lines.append(
+        "time: " + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in compiled.seconds.items())
+    )
     lines.append(f"run:  {compiled.run_line}")
     return lines
+
+
+def _layers(count: int) -> str:
+    return f"{count:4d} layer{'s' if count != 1 else ' '}"
+
+
+def _patterns(names: list[str]) -> list[str]:
+    """``model.layers.*.mlp.up_proj x30`` for names that differ in their numbers alone."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name), []).append(name)
+    return [f"{pattern} x{len(same)}" if len(same) > 1 else same[0] for pattern, same in found.items()]
 
 
 def _size(count: float) -> str:
@@ -109,7 +138,7 @@ def _size(count: float) -> str:
     return f"{count:.3g} GB"
 
 
-class _Shown:
+class _Shown(Progress):
     """Progress on stderr: a live line on a terminal, a line per phase elsewhere."""
 
     def __init__(self) -> None:

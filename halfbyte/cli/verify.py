@@ -20,12 +20,15 @@ def verify_command(
         str | None, typer.Option(help="Token numbers to use: 176,5,271, or @file. A sentence, if left out.")
     ] = None,
     max_layer_error: Annotated[
-        float | None, typer.Option(help="Largest error of a layer against its reference. Default 0: bit for bit.")
+        float | None,
+        typer.Option(help="Largest error of a layer against its reference. Default 0: bit for bit."),
     ] = None,
     max_logits_error: Annotated[
         float | None, typer.Option(help="Largest error of the logits against the float model, relative.")
     ] = None,
-    max_kl: Annotated[float | None, typer.Option(help="Largest mean KL divergence from the float model.")] = None,
+    max_kl: Annotated[
+        float | None, typer.Option(help="Largest mean KL divergence from the float model.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     device: DeviceOption = "cpu",
     threads: ThreadsOption = None,
@@ -45,7 +48,9 @@ def verify_command(
         typer.echo(json.dumps(found.to_json(), indent=1))
     else:
         equal = sum(check.equal for check in found.layers)
-        typer.echo(f"layers: {equal} of {len(found.layers)} equal the reference bit for bit ({found.tokens} tokens each)")
+        typer.echo(
+            f"layers: {equal} of {len(found.layers)} equal the reference bit for bit ({found.tokens} tokens each)"
+        )
         worst = sorted(found.layers, key=lambda check: -check.float_error)[:5]
         for check in worst:
             typer.echo(f"  {check.name}: reference {check.error:.2e}, float layer {check.float_error:.2e}")

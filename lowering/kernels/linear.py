@@ -66,7 +66,9 @@ class Linear:
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        return tuple(kernel for digits in self.modes for kernel in (self._quantize(digits), self._gemm(digits)))
+        return tuple(
+            kernel for digits in self.modes for kernel in (self._quantize(digits), self._gemm(digits))
+        )
 
     @property
     def label(self) -> str:

@@ -62,7 +62,11 @@ class CpuTarget:
             return cls(cpu, here, frozenset(used))
         if cpu not in _NAMED:
             raise UsageError(
-                "unknown CPU", where="--cpu", found=cpu, accepted=", ".join(names()), advice="use host for this machine"
+                "unknown CPU",
+                where="--cpu",
+                found=cpu,
+                accepted=", ".join(names()),
+                advice="use host for this machine",
             )
         return cls(cpu, *_NAMED[cpu])
 

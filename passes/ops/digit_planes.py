@@ -43,14 +43,18 @@ def digit_planes(x: torch.Tensor, digits: int, block: int) -> tuple[torch.Tensor
     """
     rows, columns = x.shape
     blocks = -(-columns // block)
-    wide = torch.nn.functional.pad(flush(x.float()), (0, blocks * block - columns)).reshape(rows, blocks, block)
+    wide = torch.nn.functional.pad(flush(x.float()), (0, blocks * block - columns)).reshape(
+        rows, blocks, block
+    )
     finite = torch.isfinite(wide).all(-1)
     safe = torch.where(finite.unsqueeze(-1), wide, torch.zeros_like(wide))
     field = (safe.abs().amax(-1).contiguous().view(torch.int32) >> 23).clamp_min(_LEAST_EXPONENT)
     bits = 8 * digits - 3
     up = ((254 + bits - field) << 23).view(torch.float32)
     scale = torch.where(finite, ((field - bits) << 23).view(torch.float32), torch.nan)
-    rest = torch.round(flush(safe * up.unsqueeze(-1))).to(torch.int32).reshape(rows, blocks * block)[:, :columns]
+    rest = (
+        torch.round(flush(safe * up.unsqueeze(-1))).to(torch.int32).reshape(rows, blocks * block)[:, :columns]
+    )
     planes = []
     for _ in range(digits - 1):
         digit = ((rest + 128) & 255) - 128
