@@ -184,7 +184,7 @@ def archived_layers(
         outputs = sum(member.shape[0] for member in known)
         linear = Linear(
             target.isa,
-            Packing(outputs, first.shape[1], first.scheme.group_size),
+            Packing(outputs, first.shape[1], first.scheme.group_size, first.scheme.bits),
             dtype,
             first.scheme.scale_dtype,
             first.scheme.zero,
@@ -289,11 +289,12 @@ def _check_layer(runner: Bundle, checkpoint: Checkpoint, layer: ArchivedLayer, x
     ordered = narrow if weight.permutation is None else narrow[:, weight.permutation]
     want = torch.ops.halfbyte.linear(
         ordered,
-        weight.nibbles(),
+        weight.packed(),
         weight.scale,
         weight.zero,
         weight.minimum,
         bias,
+        weight.bits,
         weight.group_size,
         linear.activations.value,
         linear.digits,

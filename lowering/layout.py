@@ -1,12 +1,13 @@
 """The packed weight layout of the CPU kernels, ``n64k8``: one sequential stream of bytes per 64 columns.
 
-codes   i8 [N/64][K/8][4][64]: in a 64-byte line l, byte 4n + i belongs to column 16l + n; its low nibble is
-        input 8j + i, its high nibble input 8j + 4 + i. A line and two masks are two operands of vpdpbusd.
+codes   4 bits: i8 [N/64][K/8][4][64]. In a 64-byte line l, byte 4n + i belongs to column 16l + n; its low nibble
+        is input 8j + i, its high nibble input 8j + 4 + i. A line and two masks are two operands of vpdpbusd.
+        8 bits: i8 [N/64][K/8][2][4][64]: the two operands as they are.
 scale, zero, minimum   [N/64][G][64]
 bias    f32 [N/64 * 64]
 
 N is padded to 64 and K to 8 with zeros: the padding of K meets activation codes that are 0, the padding of N
-gives columns that no kernel stores. All modes (W4A8, W4A16) read this one layout.
+gives columns that no kernel stores. All modes read this one layout.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Packing:
     outputs: int
     inputs: int
     group_size: int
+    bits: int = 4
 
     @property
     def column_blocks(self) -> int:
@@ -57,21 +59,22 @@ class Packing:
     def groups(self) -> int:
         return -(-self.inputs // self.group_size)
 
-    def block(self, digits: int) -> int:
-        """Inputs that share an activation scale and sum: a group for int8, a `digit_block` for digit planes."""
-        if digits > 1:
+    def block(self, mode: str) -> int:
+        """Inputs that share an activation sum (and, for planes, scale): a group for int8, else a `digit_block`."""
+        if mode != "int8":
             return digit_block(self.group_size, self.inputs)
-        return min(self.group_size, 8 * self.input_blocks) if self.groups > 1 else 8 * self.input_blocks
+        return self.group_size if self.groups > 1 else 8 * self.input_blocks
 
-    def blocks(self, digits: int) -> int:
-        return -(-self.inputs // self.block(digits))
+    def blocks(self, block: int) -> int:
+        return -(-self.inputs // block)
 
-    def blocks_per_group(self, digits: int) -> int:
-        return self.blocks(digits) if self.groups == 1 else self.group_size // self.block(digits)
+    def blocks_per_group(self, block: int) -> int:
+        return self.blocks(block) if self.groups == 1 else self.group_size // block
 
     @property
-    def codes_shape(self) -> tuple[int, int, int, int]:
-        return (self.column_blocks, self.input_blocks, 4, 64)
+    def codes_shape(self) -> tuple[int, ...]:
+        lines = (4, 64) if self.bits == 4 else (2, 4, 64)
+        return (self.column_blocks, self.input_blocks, *lines)
 
     @property
     def group_shape(self) -> tuple[int, int, int]:
@@ -84,7 +87,7 @@ class Packing:
 
 def refusal(scheme: WeightScheme) -> str | None:
     """Why a weight of this scheme has no packed form, or None."""
-    if scheme.bits != 4:
+    if scheme.bits not in (4, 8):
         return f"{scheme.bits} bits"
     if not scheme.channelwise and scheme.group_size % 8:
         return f"group size {scheme.group_size}"
@@ -92,12 +95,16 @@ def refusal(scheme: WeightScheme) -> str | None:
 
 
 def pack_codes(weight: QuantTensor) -> np.ndarray:
-    """uint8 [N/64, K/8, 4, 64] from the codes of a weight."""
+    """uint8 [N/64, K/8, 4, 64], or [N/64, K/8, 2, 4, 64] for 8 bits, from the codes of a weight."""
     outputs, inputs = weight.shape
     padded = np.zeros((up(outputs, 64), up(inputs, 8)), np.uint8)
     padded[:outputs, :inputs] = weight.codes.numpy()
-    lines = padded.reshape(-1, 4, 16, padded.shape[1] // 8, 2, 4).transpose(0, 3, 1, 4, 2, 5)
-    packed = lines[:, :, :, 0] | (lines[:, :, :, 1] << 4)
+    lines = padded.reshape(-1, 4, 16, padded.shape[1] // 8, 2, 4)
+    if weight.bits == 8:
+        packed = np.ascontiguousarray(lines.transpose(0, 3, 4, 1, 2, 5))
+        return packed.reshape(-1, padded.shape[1] // 8, 2, 4, 64)
+    halves = lines.transpose(0, 3, 1, 4, 2, 5)
+    packed = halves[:, :, :, 0] | (halves[:, :, :, 1] << 4)
     return np.ascontiguousarray(packed).reshape(-1, padded.shape[1] // 8, 4, 64)
 
 

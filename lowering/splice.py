@@ -19,7 +19,7 @@ from iree.compiler import ir
 
 from halfbyte.errors import CompilerError
 from halfbyte.lowering.importer import Imported
-from halfbyte.lowering.kernels.generator import CacheAppend, Kernel, Quantize, render
+from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, render
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
@@ -162,7 +162,7 @@ class _Splicer:
 
     def _linear(self, entry: str, op: Any) -> None:
         x, codes, scale, zero, minimum, bias, *settings = op.operands
-        group_size, activations, digits, min_tokens = (_constant(value) for value in settings)
+        bits, group_size, activations, digits, min_tokens = (_constant(value) for value in settings)
         shaped, result = _Shaped.of(x), _Shaped.of(op.results[0])
         inputs, outputs = shaped.shape[-1], result.shape[-1]
         assert inputs is not None and outputs is not None
@@ -170,7 +170,7 @@ class _Splicer:
         kind = Zero.MINIMUM if not _is_none(minimum) else Zero.SYMMETRIC if _is_none(zero) else Zero.INTEGER
         linear = Linear(
             self.target.isa,
-            Packing(outputs, inputs, group_size),
+            Packing(outputs, inputs, group_size, bits),
             shaped.dtype,
             _Shaped.of(scale).dtype,
             kind,
@@ -227,7 +227,7 @@ class _Splicer:
     def _quantize_per_token(self, entry: str, op: Any) -> None:
         [x] = op.operands
         shaped = _Shaped.of(x)
-        kernel = Quantize(shaped.dtype, 1, self.target.soft_f16)
+        kernel = Quantize(shaped.dtype, INT8, self.target.soft_f16)
         self._use([kernel])
         name = f"{kernel.symbol}_{'x'.join('d' if d is None else str(d) for d in shaped.shape)}"
         self.helpers[name] = render(

@@ -74,7 +74,7 @@ class _Dequantized:
 class FindDequantizedLinears:
     """Rewrites every linear of the form x @ ((codes - zero) * scale), or codes * scale + minimum.
 
-    Codes must be integers 0..15 (or -8..7); scales and zero points must be constant in groups of a multiple of
+    Codes must be integers 0..15 (or -8..7), or 8 bits wide (0..255 or -128..127); scales and zero points must be constant in groups of a multiple of
     8 inputs, in any order of the inputs (an activation order becomes one permutation of x). What does not fit
     stays as it is, and a refusal says why.
 
@@ -220,16 +220,17 @@ def _whole(values: torch.Tensor) -> bool:
 
 def _regroup(name: str, match: _Dequantized) -> QuantTensor | Refusal:
     codes, zero = match.codes, match.zero
-    if match.minimum is None and int(codes.min()) < 0:
-        codes, zero = codes + 8, zero + 8
+    low, high = int(codes.min()), int(codes.max())
+    bits = 4 if low >= -8 and high <= 15 and high - low <= 15 else 8
+    if match.minimum is None and low < 0:
+        codes, zero = codes + 2 ** (bits - 1), zero + 2 ** (bits - 1)
     for label, values in (("codes", codes), ("zero points", zero)):
-        low, high = int(values.min()), int(values.max())
-        if low < 0 or high > 15:
+        if int(values.min()) < 0 or int(values.max()) >= 2**bits:
             return Refusal(
                 name,
-                f"{label} from {low} to {high}",
-                "4-bit codes and zero points: 0 to 15, or -8 to 7",
-                "leave the layer in float, or quantize it to 4 bits",
+                f"{label} from {int(values.min())} to {int(values.max())} beside {bits}-bit codes",
+                "4-bit codes and zero points (0 to 15, or -8 to 7), or 8-bit ones (0 to 255, or -128 to 127)",
+                "leave the layer in float, or quantize it to 4 or 8 bits",
             )
     if match.minimum is not None and bool(zero.any()):
         return Refusal(
@@ -251,7 +252,7 @@ def _regroup(name: str, match: _Dequantized) -> QuantTensor | Refusal:
         codes, zero, scale = (part[:, grouping.permutation] for part in (codes, zero, scale))
         offset = offset[:, grouping.permutation]
     first = grouping.first
-    symmetric = match.minimum is None and bool((zero == 8).all())
+    symmetric = match.minimum is None and bool((zero == 2 ** (bits - 1)).all())
     return QuantTensor(
         name,
         codes.to(torch.uint8).contiguous(),
@@ -260,6 +261,7 @@ def _regroup(name: str, match: _Dequantized) -> QuantTensor | Refusal:
         None if symmetric or match.minimum is not None else zero[:, first].to(torch.uint8).contiguous(),
         None if match.minimum is None else offset[:, first].to(scale.dtype).contiguous(),
         grouping.permutation,
+        bits,
     )
 
 
@@ -281,7 +283,7 @@ def _insert(
     else:
         state = lambda tensor, value: None if value is None else add_state(entry, f"{name}.{tensor}", value)  # noqa: E731
     arguments = [
-        state("codes", weight.nibbles()),
+        state("codes", weight.packed()),
         state("scale", weight.scale),
         state("zero", weight.zero),
         state("minimum", weight.minimum),
@@ -293,7 +295,7 @@ def _insert(
         if order is not None:
             x = entry.graph.call_function(_aten.index_select.default, (product.x, -1, order))
             x.meta = {"val": product.x.meta["val"]}
-        settings = (weight.group_size, options.activations.value, digits, options.min_tokens)
+        settings = (weight.bits, weight.group_size, options.activations.value, digits, options.min_tokens)
         node = entry.graph.call_function(torch.ops.halfbyte.linear.default, (x, *arguments, *settings))
     node.meta = dict(product.node.meta)
     replace(entry, product.node, node)

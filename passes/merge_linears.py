@@ -145,6 +145,7 @@ def join_weights(name: str, parts: list[QuantTensor]) -> QuantTensor:
         joined([part.zero for part in parts]),
         joined([part.minimum for part in parts]),
         parts[0].permutation,
+        parts[0].bits,
     )
 
 

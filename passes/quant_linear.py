@@ -12,7 +12,7 @@ _SCALE_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.floa
 
 
 class QuantLinear(torch.nn.Module):
-    """A linear layer with an int4 weight, computed by ``halfbyte::linear``.
+    """A linear layer with an int4 or int8 weight, computed by ``halfbyte::linear``.
 
     The weight's buffers are made on the meta device: the weight itself is read from the checkpoint when the
     archive is written. `fill` gives a module that runs eagerly, with the semantics of the reference.
@@ -47,7 +47,7 @@ class QuantLinear(torch.nn.Module):
         self.name, self.scheme, self.shape = name, scheme, shape
         self.activations, self.digits, self.min_tokens = activations, digits, min_tokens
         empty = lambda size, kind: torch.empty(size, dtype=kind, device="meta")  # noqa: E731
-        self.register_buffer("codes", empty((outputs, -(-inputs // 2)), torch.uint8))
+        self.register_buffer("codes", empty((outputs, -(-inputs // 2) if scheme.bits == 4 else inputs), torch.uint8))
         self.register_buffer("scale", empty((outputs, groups), dtype))
         zero = empty((outputs, groups), torch.uint8) if scheme.zero is Zero.INTEGER else None
         self.register_buffer("zero", zero)
@@ -59,7 +59,7 @@ class QuantLinear(torch.nn.Module):
 
     def fill(self, weight: QuantTensor, bias: torch.Tensor | None = None) -> QuantLinear:
         """Puts real tensors in place of the meta buffers and returns self."""
-        self.codes, self.scale = weight.nibbles(), weight.scale
+        self.codes, self.scale = weight.packed(), weight.scale
         self.zero, self.minimum = weight.zero, weight.minimum
         self.bias = None if bias is None else bias.float()
         return self
@@ -74,6 +74,7 @@ class QuantLinear(torch.nn.Module):
             self.zero,
             self.minimum,
             self.bias,
+            self.scheme.bits,
             self.scheme.group_size,
             self.activations.value,
             self.digits,

@@ -19,6 +19,7 @@ class Activations(enum.Enum):
 
     NONE = "none"  # W4A16: the input keeps its own precision
     INT8 = "int8"  # W4A8: int8 per token, scale absmax / 127
+    FP8 = "fp8"  # W4AFP8: e4m3 per token, scale absmax / 448
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class WeightScheme:
         zero: how zero is represented.
         scale_dtype: ``f16``, ``bf16`` or ``f32``, as stored in the checkpoint.
         act_order: the checkpoint's groups were not contiguous in K (GPTQ ``desc_act``).
-        bits: 4. Other widths are read as float and named in the report.
+        bits: 4 or 8. Other widths are read as float and named in the report.
     """
 
     group_size: int

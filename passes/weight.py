@@ -18,19 +18,20 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class QuantTensor:
-    """An int4 weight ``W[n, k] = scale[n, g(k)] * (u[n, k] - zero[n, g(k)])`` or ``u * scale + minimum``.
+    """An integer weight ``W[n, k] = scale[n, g(k)] * (u[n, k] - zero[n, g(k)])`` or ``u * scale + minimum``.
 
     Groups are contiguous: ``g(k) = k // group_size``. A checkpoint with activation order has had its rows
     sorted by group; ``permutation`` then says which input goes where: the layer computes with ``x[..., permutation]``.
 
     Attributes:
         name: module path of the layer.
-        codes: uint8 [N, K], values 0..15.
+        codes: uint8 [N, K], values 0..15, or 0..255 where ``bits`` is 8.
         scale: float16, bfloat16 or float32 [N, G], G = ceil(K / group_size), as stored; may be negative.
         group_size: inputs per group; K when channelwise.
-        zero: uint8 [N, G] zero points 0..15, or None (then 8, unless ``minimum`` is given).
+        zero: uint8 [N, G] zero points in the range of the codes, or None (then 8 or 128, unless ``minimum`` is given).
         minimum: float [N, G] of the dtype of ``scale``, or None. GGUF Q4_1's ``m``.
         permutation: int64 [K] or None.
+        bits: 4 or 8.
     """
 
     name: str
@@ -40,6 +41,7 @@ class QuantTensor:
     zero: torch.Tensor | None = None
     minimum: torch.Tensor | None = None
     permutation: torch.Tensor | None = None
+    bits: int = 4
 
     def __post_init__(self) -> None:
         n, k = self.codes.shape
@@ -74,11 +76,12 @@ class QuantTensor:
             zero,
             dtype_name(self.scale.dtype),
             self.permutation is not None,
+            self.bits,
         )
 
-    def nibbles(self) -> torch.Tensor:
-        """uint8 [N, ceil(K / 2)]: low nibble = even k. The form ``halfbyte::linear`` takes."""
-        return pack_nibbles(self.codes)
+    def packed(self) -> torch.Tensor:
+        """The form ``halfbyte::linear`` takes: uint8 [N, ceil(K / 2)], low nibble = even k; [N, K] for 8 bits."""
+        return pack_nibbles(self.codes) if self.bits == 4 else self.codes
 
     def dequantize(self) -> torch.Tensor:
         """float32 [N, K] in the layer's own input order, one rounding per operation (as the formats define it)."""
@@ -87,7 +90,8 @@ class QuantTensor:
         if self.minimum is not None:
             weight = self.codes.float() * scale + self.minimum.float()[:, group]
         else:
-            zero = torch.tensor(8.0) if self.zero is None else self.zero.float()[:, group]
+            middle = torch.tensor(2.0 ** (self.bits - 1))
+            zero = middle if self.zero is None else self.zero.float()[:, group]
             weight = (self.codes.float() - zero) * scale
         if self.permutation is None:
             return weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import jinja2
 
@@ -29,37 +29,62 @@ class Kernel(Protocol):
 
 
 @dataclass(frozen=True)
+class Codes:
+    """What activations become on their way to the integer datapath.
+
+    Attributes:
+        mode: ``int8`` or ``e4m3``, one scale per token; ``planes``, one per token and block.
+        digits: 1 for int8, 2 or 3 for planes, 3 for e4m3.
+    """
+
+    mode: Literal["int8", "planes", "e4m3"]
+    digits: int
+
+    def __str__(self) -> str:
+        return f"planes{self.digits}" if self.mode == "planes" else self.mode
+
+
+INT8, E4M3 = Codes("int8", 1), Codes("e4m3", 3)
+
+
+@dataclass(frozen=True)
 class Quantize:
     """``quantize.mlir.j2``: the activation side.
 
     Attributes:
         io: ``f32``, ``f16`` or ``bf16``.
-        digits: 1 for int8 per token, 2 or 3 digit planes.
+        codes: what x becomes.
         soft_f16: the CPU has no instruction that casts f16.
     """
 
     io: str
-    digits: int
+    codes: Codes
     soft_f16: bool = False
 
     @property
     def symbol(self) -> str:
-        mode = "int8" if self.digits == 1 else f"planes{self.digits}"
-        return f"halfbyte_quantize_{mode}_{self.io}{_soft(self.soft_f16, self.io)}"
+        return f"halfbyte_quantize_{self.codes}_{self.io}{_soft(self.soft_f16, self.io)}"
 
     def text(self) -> str:
-        soft = self.soft_f16
-        return render("quantize.mlir.j2", name=self.symbol, io=self.io, digits=self.digits, soft_f16=soft)
+        return render(
+            "quantize.mlir.j2",
+            name=self.symbol,
+            io=self.io,
+            mode=self.codes.mode,
+            digits=self.codes.digits,
+            soft_f16=self.soft_f16,
+        )
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """``gemm.mlir.j2``: int4 weights times codes.
+    """``gemm.mlir.j2``: integer weights times codes.
 
     Attributes:
         isa: the body.
         io: dtype of the result.
-        digits: 1 (W4A8), 2 or 3 (W4A16).
+        codes: what the activations are.
+        bits: of the weights, 4 or 8.
         scale: dtype of the weight scales.
         zero: how zero points are given.
         bias: whether a bias is added.
@@ -68,7 +93,8 @@ class Gemm:
 
     isa: InstructionSet
     io: str
-    digits: int
+    codes: Codes
+    bits: int
     scale: str
     zero: Zero
     bias: bool
@@ -76,8 +102,8 @@ class Gemm:
 
     @property
     def symbol(self) -> str:
-        mode = "w4a8" if self.digits == 1 else f"w4a16p{self.digits}"
         rest = ("_bias" if self.bias else "") + _soft(self.soft_f16, self.io, self.scale)
+        mode = f"w{self.bits}_{self.codes}"
         return f"halfbyte_gemm_{mode}_{self.isa.name}_{self.io}_{self.scale}_{self.zero.value}{rest}"
 
     def text(self) -> str:
@@ -86,13 +112,15 @@ class Gemm:
             name=self.symbol,
             isa=self.isa,
             io=self.io,
-            digits=self.digits,
+            mode=self.codes.mode,
+            digits=self.codes.digits,
+            bits=self.bits,
             scale=self.scale,
             zero=self.zero.value,
             bias=self.bias,
             soft_f16=self.soft_f16,
             row_block=_ROW_BLOCK,
-            panel=_PANEL_ROWS[self.digits],
+            panel=_PANEL_ROWS[self.codes.digits],
         )
 
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class InstructionSet:
-    """One body of the GEMM and the tile it runs best with.
+    """One body of the GEMM and the tiles it runs best with.
 
     Attributes:
-        name: names the template ``isa_<name>.mlir.j2`` and the kernels.
+        name: names the kernels.
+        body: names the template, ``isa_<body>.mlir.j2``.
         needs: CPU features in LLVM's spelling.
         lanes: int32 lanes of a vector.
         columns: columns of a tile, a divisor of 64.
@@ -21,6 +22,7 @@ class InstructionSet:
     """
 
     name: str
+    body: str
     needs: frozenset[str]
     lanes: int
     columns: int
@@ -31,6 +33,7 @@ class InstructionSet:
 
 AVX512VNNI = InstructionSet(
     "avx512vnni",
+    "avx512vnni",
     frozenset({"avx512f", "avx512bw", "avx512vl", "avx512vnni"}),
     lanes=16,
     columns=64,
@@ -39,9 +42,51 @@ AVX512VNNI = InstructionSet(
     panel={1: (4, 2, 1), 2: (2, 1), 3: (2, 1)},
     least_panel=8,
 )
-PLAIN = InstructionSet("plain", frozenset(), lanes=16, columns=16, rows={1: (2, 1), 2: (1,), 3: (1,)})
+AVX512BW = InstructionSet(
+    "avx512bw",
+    "maddubs",
+    frozenset({"avx512f", "avx512bw", "avx512vl"}),
+    lanes=16,
+    columns=64,
+    rows={1: (3, 2, 1), 2: (1,), 3: (1,)},
+    panel={1: (4, 2, 1), 2: (2, 1), 3: (1,)},
+    least_panel=8,
+)
+AVXVNNI = InstructionSet(
+    "avxvnni",
+    "avxvnni",
+    frozenset({"avx2", "fma", "avxvnni"}),
+    lanes=8,
+    columns=32,
+    rows={1: (3, 2, 1), 2: (1,), 3: (1,)},
+    panel={1: (3, 2, 1), 2: (1,), 3: (1,)},
+    least_panel=8,
+)
+AVX2 = InstructionSet(
+    "avx2",
+    "maddubs",
+    frozenset({"avx2", "fma"}),
+    lanes=8,
+    columns=16,
+    rows={1: (3, 2, 1), 2: (2, 1), 3: (1,)},
+    panel={1: (3, 2, 1), 2: (2, 1), 3: (1,)},
+    least_panel=8,
+)
+DOTPROD = InstructionSet(
+    "dotprod",
+    "dotprod",
+    frozenset({"neon", "dotprod"}),
+    lanes=4,
+    columns=16,
+    rows={1: (4, 2, 1), 2: (2, 1), 3: (1,)},
+    panel={1: (4, 2, 1), 2: (2, 1), 3: (1,)},
+    least_panel=8,
+)
+PLAIN = InstructionSet(
+    "plain", "plain", frozenset(), lanes=16, columns=16, rows={1: (2, 1), 2: (1,), 3: (1,)}
+)
 
-BEST_FIRST = (AVX512VNNI, PLAIN)
+BEST_FIRST = (AVX512VNNI, AVX512BW, AVXVNNI, AVX2, DOTPROD, PLAIN)
 
 
 def best(features: Collection[str]) -> InstructionSet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halfbyte.lowering.kernels.generator import Gemm, Kernel, Quantize, render
+from halfbyte.lowering.kernels.generator import E4M3, INT8, Codes, Gemm, Kernel, Quantize, render
 from halfbyte.lowering.kernels.isa import InstructionSet
 from halfbyte.lowering.layout import Packing
 from halfbyte.passes.scheme import Activations, Zero
@@ -34,9 +34,9 @@ class Linear:
         scale: dtype of the weight scales.
         zero: how zero points are given.
         bias: whether a bias is added.
-        activations: int8 (W4A8) or none (W4A16).
+        activations: int8, fp8 or none (float).
         digits: digit planes of the float path.
-        min_tokens: with int8, fewer tokens than this take the float path; 0 for never.
+        min_tokens: with quantized activations, fewer tokens than this take the float path; 0 for never.
         soft_f16: the CPU has no instruction that casts f16.
     """
 
@@ -52,17 +52,20 @@ class Linear:
     soft_f16: bool = False
 
     @property
-    def modes(self) -> tuple[int, ...]:
-        """Digit planes of each path, the one for many tokens first."""
+    def modes(self) -> tuple[Codes, ...]:
+        """What activations become on each path, the one for many tokens first."""
+        planes = Codes("planes", self.digits)
         if self.activations is Activations.NONE:
-            return (self.digits,)
-        return (1, self.digits) if self.min_tokens else (1,)
+            return (planes,)
+        codes = INT8 if self.activations is Activations.INT8 else E4M3
+        return (codes, planes) if self.min_tokens else (codes,)
 
-    def _quantize(self, digits: int) -> Quantize:
-        return Quantize(self.io, digits, self.soft_f16)
+    def _quantize(self, codes: Codes) -> Quantize:
+        return Quantize(self.io, codes, self.soft_f16)
 
-    def _gemm(self, digits: int) -> Gemm:
-        return Gemm(self.isa, self.io, digits, self.scale, self.zero, self.bias, self.soft_f16)
+    def _gemm(self, codes: Codes) -> Gemm:
+        bits = self.packing.bits
+        return Gemm(self.isa, self.io, codes, bits, self.scale, self.zero, self.bias, self.soft_f16)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -73,16 +76,15 @@ class Linear:
     @property
     def label(self) -> str:
         """The GEMMs of the layer, for reports."""
-        return " / ".join(self._gemm(digits).symbol for digits in self.modes)
+        return " / ".join(self._gemm(codes).symbol for codes in self.modes)
 
     @property
     def symbol(self) -> str:
         size = f"{self.packing.outputs}x{self.packing.inputs}_g{self.packing.group_size}"
-        switch = f"_min{self.min_tokens}" if len(self.modes) == 2 else ""
-        mode = {1: "w4a8", 2: "w4a16p2", 3: "w4a16p3"}[self.modes[0]]
-        digits = f"_p{self.digits}" if len(self.modes) == 2 else ""
-        bias = "_bias" if self.bias else ""
-        return f"halfbyte_linear_{mode}_{size}_{self.io}_{self.scale}_{self.zero.value}{bias}{switch}{digits}"
+        switch = f"_min{self.min_tokens}_{self.modes[1]}" if len(self.modes) == 2 else ""
+        mode = f"w{self.packing.bits}_{self.modes[0]}"
+        rest = ("_bias" if self.bias else "") + switch
+        return f"halfbyte_linear_{mode}_{size}_{self.io}_{self.scale}_{self.zero.value}{rest}"
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -102,8 +104,15 @@ class Linear:
     def text(self) -> str:
         """The ``util.func`` of this shape; the kernels it dispatches are separate (`kernels`)."""
         modes = [
-            {"digits": digits, "quantize": self._quantize(digits).symbol, "gemm": self._gemm(digits).symbol}
-            for digits in self.modes
+            {
+                "codes": codes,
+                "digits": codes.digits,
+                "row_scaled": codes.mode != "planes",
+                "block": self.packing.block(codes.mode),
+                "quantize": self._quantize(codes).symbol,
+                "gemm": self._gemm(codes).symbol,
+            }
+            for codes in self.modes
         ]
         return render(
             "linear.mlir.j2",

@@ -1,4 +1,4 @@
-"""``halfbyte::linear``: a linear layer with int4 weights; W4A8 or W4A16."""
+"""``halfbyte::linear``: a linear layer with int4 or int8 weights and int8, e4m3 or float activations."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import torch
 from halfbyte.passes.ops.digit_planes import digit_block, digit_planes
 from halfbyte.passes.ops.float32 import flush, fma
 from halfbyte.passes.ops.library import LIBRARY
+from halfbyte.passes.ops.quantize_fp8 import quantize_fp8
 from halfbyte.passes.ops.quantize_per_token import quantize_per_token
 from halfbyte.passes.weight import unpack_nibbles
 
+# Every e4m3 value is a whole number of 2^-9.
+_E4M3_UNITS = 512.0
+
 LIBRARY.define(
     "linear(Tensor x, Tensor codes, Tensor scale, Tensor? zero, Tensor? minimum, Tensor? bias, "
-    "int group_size, str activations, int digits, int min_tokens) -> Tensor"
+    "int bits, int group_size, str activations, int digits, int min_tokens) -> Tensor"
 )
 
 
@@ -23,6 +27,7 @@ def linear(
     zero: torch.Tensor | None,
     minimum: torch.Tensor | None,
     bias: torch.Tensor | None,
+    bits: int,
     group_size: int,
     activations: str,
     digits: int,
@@ -30,25 +35,28 @@ def linear(
 ) -> torch.Tensor:
     """y = x @ W^T + bias with W[n, k] = scale[n, g] * (u[n, k] - zero[n, g]) or scale[n, g] * u[n, k] + minimum[n, g].
 
-    ``activations="int8"`` (W4A8): x is quantized per token (`quantize_per_token`). The sum over a group is an
-    exact int32; groups are scaled and added in float32 in ascending order by fused multiply-adds (for
-    ``minimum``: one more, of the sum of the activation codes), times the token's scale, plus the bias: the rule
-    of formats.md section 7, "W4A8 int GEMM". ``activations="none"`` (W4A16): x is cut into ``digits`` digit
-    planes (`digit_planes`); digit sums of a block are exact integers, the two low ones joined as an int32,
-    the third added by one fma, times the block's power-of-two scale (exact), then as above.
+    ``activations="int8"`` (W4A8, W8A8): x is quantized per token (`quantize_per_token`). The sum over a group is
+    an exact int32; groups are scaled and added in float32 in ascending order by fused multiply-adds (for
+    ``minimum``: one more, of the sum of the activation codes), times the token's scale, plus the bias.
+    ``activations="fp8"`` (W4AFP8): x is quantized to e4m3 per token (`quantize_fp8`); sums over blocks of at most
+    128 inputs (`digit_block`) are exact, in units of 2^-9, rounded to float32 once, then as above.
+    ``activations="none"`` (W4A16, W8A16): x is cut into ``digits`` digit planes (`digit_planes`); digit sums of a
+    block are exact integers, the two low ones joined as an int32, the third added by one fma, times the block's
+    power-of-two scale (exact), then as above.
     The result is cast to the dtype of x once, at the end. Every row equals the same row computed alone.
 
     Args:
         x: float32, float16 or bfloat16 [..., K]; no rows and one row are fine.
-        codes: uint8 [N, ceil(K / 2)], low nibble = even k.
+        codes: uint8 [N, ceil(K / 2)], low nibble = even k; [N, K] where ``bits`` is 8.
         scale: float32, float16 or bfloat16 [N, G], G = ceil(K / group_size).
-        zero: uint8 [N, G], or None for 8 everywhere (0 where ``minimum`` is given).
+        zero: uint8 [N, G], or None for 8 (128 of 8 bits) everywhere, 0 where ``minimum`` is given.
         minimum: of the dtype of ``scale`` [N, G], or None.
         bias: float [N] or None.
+        bits: of the codes, 4 or 8; fp8 activations take 4.
         group_size: inputs per group, the last group may be shorter; K for channelwise.
-        activations: ``int8`` or ``none``.
+        activations: ``int8``, ``fp8`` or ``none``.
         digits: digit planes of the float path, 2 or 3.
-        min_tokens: with ``int8``, fewer tokens than this take the float path. 0: never. The choice is made per
+        min_tokens: with quantized activations, fewer tokens than this take the float path. 0: never. The choice is made per
             call from the number of rows, so a row's bits then depend on the batch.
 
     Returns:
@@ -56,19 +64,21 @@ def linear(
     """
     inputs, outputs = x.shape[-1], codes.shape[0]
     rows = x.reshape(-1, inputs)
-    unsigned = unpack_nibbles(codes, inputs).to(torch.float64)
+    unsigned = (unpack_nibbles(codes, inputs) if bits == 4 else codes).to(torch.float64)
     group = torch.arange(inputs) // group_size
     if zero is not None:
         unsigned = unsigned - zero.to(torch.float64)[:, group]
     elif minimum is None:
-        unsigned = unsigned - 8.0
-    if activations == "int8" and rows.shape[0] >= min_tokens:
-        quantized, row_scale = quantize_per_token(rows)
-        planes, block, block_scale = quantized.unsqueeze(1), group_size, None
-    else:
-        block = digit_block(group_size, inputs)
+        unsigned = unsigned - 2.0 ** (bits - 1)
+    block, block_scale, row_scale = digit_block(group_size, inputs), None, None
+    if activations == "none" or rows.shape[0] < min_tokens:
         planes, block_scale = digit_planes(rows, digits, block)
-        row_scale = None
+    elif activations == "int8":
+        quantized, row_scale = quantize_per_token(rows)
+        planes, block = quantized.unsqueeze(1), group_size
+    else:
+        values, scale_fp8 = quantize_fp8(rows)
+        planes, row_scale = (values * _E4M3_UNITS).unsqueeze(1), flush(scale_fp8 / _E4M3_UNITS)
     total = torch.zeros(rows.shape[0], outputs, dtype=torch.float32)
     for start in range(0, inputs, block):
         part = slice(start, min(start + block, inputs))
@@ -104,6 +114,7 @@ def _fake(
     zero: torch.Tensor | None,
     minimum: torch.Tensor | None,
     bias: torch.Tensor | None,
+    bits: int,
     group_size: int,
     activations: str,
     digits: int,
