@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from halfbyte.checkpoints import Checkpoint, LayerInfo
+    from halfbyte.lowering.importer import Imported
+    from halfbyte.lowering.parameters import Parameters
     from halfbyte.lowering.splice import Spliced
     from halfbyte.lowering.targets.cpu import CpuTarget
     from halfbyte.passes.program import Program
@@ -83,20 +86,22 @@ def compile_model(
 
     options, watch, out = options or CompileOptions(), _Watch(progress or Progress()), Path(out)
     check_replaceable(out)
-    target = CpuTarget.named(options.cpu)
+    targets = CpuTarget.listed(options.cpu)
     if isinstance(model, str | Path):
         program, facts = _from_checkpoint(Path(model), options, watch)
     else:
         program, facts = _from_graph(model, options, watch)
     with watch("import"):
         imported = import_entries(program.entries)
-        spliced = splice(imported, program, target)
+        spliced = [splice(imported, program, target) for target in targets]
     for row in program.report.layers:
-        row.kernel = spliced.kernels.get(row.name, "IREE's own code")
+        row.kernel = spliced[0].kernels.get(row.name, "IREE's own code")
     with watch("compile"):
-        vmfb = _compile(spliced, target, options, program)
+        modules = zip(targets, spliced, strict=True)
+        vmfbs = [_compile(module, target, options, program) for target, module in modules]
     with watch("write"):
-        return _write(out, vmfb, spliced, imported, program, facts, target, options, watch)
+        parameters = spliced[0].parameters
+        return _write(out, targets, vmfbs, parameters, imported, program, facts, options, watch)
 
 
 @dataclass
@@ -283,6 +288,7 @@ def _compile(spliced: Spliced, target: CpuTarget, options: CompileOptions, progr
     from halfbyte.lowering.compiler import compile_module
 
     flags = ["--iree-input-type=torch", *target.flags, *options.iree_flags]
+    dump_dir = None if options.dump_dir is None else options.dump_dir / target.cpu
     if options.dump_dir is not None:
         for name, entry in program.entries.items():
             options.dump_dir.mkdir(parents=True, exist_ok=True)
@@ -291,7 +297,7 @@ def _compile(spliced: Spliced, target: CpuTarget, options: CompileOptions, progr
     vmfb, _ = compile_module(
         spliced.text,
         flags,
-        dump_dir=options.dump_dir,
+        dump_dir=dump_dir,
         cache=options.cache,
         host=",".join(sorted(target.features)) if target.cpu == "host" else "",
     )
@@ -300,65 +306,56 @@ def _compile(spliced: Spliced, target: CpuTarget, options: CompileOptions, progr
 
 def _write(
     out: Path,
-    vmfb: bytes,
-    spliced: Spliced,
-    imported: Any,
+    targets: Sequence[CpuTarget],
+    vmfbs: Sequence[bytes],
+    parameters: Parameters,
+    imported: Imported,
     program: Program,
     facts: _Facts,
-    target: CpuTarget,
     options: CompileOptions,
     watch: _Watch,
 ) -> Compiled:
     from halfbyte.lowering.archive import write_archive
-    from halfbyte.lowering.bundle import bundle_folder, run_line, sha256, write_flag_files, write_json
+    from halfbyte.lowering.bundle import bundle_folder, run_line, write_flag_files, write_json
     from halfbyte.lowering.entry_points import entry_points
     from halfbyte.lowering.splice import SCOPE
     from halfbyte.runtime import manifest as contract
 
+    layout = targets[0].layout
     with bundle_folder(out) as folder:
-        program_file, archive_file = f"model.{target.name}.vmfb", f"model.{target.layout}.irpa"
-        (folder / program_file).write_bytes(vmfb)
-        digest = write_archive(folder / archive_file, spliced.parameters, watch.progress.advance)
+        programs = []
+        for target, vmfb in zip(targets, vmfbs, strict=True):
+            file = f"model.{target.name}{'-' + target.cpu if len(targets) > 1 else ''}.vmfb"
+            (folder / file).write_bytes(vmfb)
+            digest, features = hashlib.sha256(vmfb).hexdigest(), tuple(sorted(target.features))
+            where = (target.architecture, target.cpu, features)
+            programs.append(contract.Program(target.name, file, digest, target.drivers, *where))
+        archive_file = f"model.{layout}.irpa"
+        digest = write_archive(folder / archive_file, parameters, watch.progress.advance)
+        size = (folder / archive_file).stat().st_size
+        tensors = {t.key: contract.ParameterTensor(t.bytes) for t in parameters.tensors}
+        served = tuple(dict.fromkeys(target.name for target in targets))
+        archive = contract.ParameterArchive(SCOPE, archive_file, digest, layout, size, served, tensors)
         tokenizer = facts.checkpoint.save_tokenizer(folder) if facts.checkpoint is not None else []
-        report = program.report
+        layers = [
+            contract.Layer(row.name, row.shape, row.scheme, row.activations, row.kernel)
+            for row in program.report.layers
+        ]
         manifest = contract.Manifest(
             facts.model,
-            (
-                contract.Program(
-                    target.name,
-                    program_file,
-                    sha256(folder / program_file),
-                    target.drivers,
-                    target.architecture,
-                    target.cpu,
-                    tuple(sorted(target.features)),
-                ),
-            ),
-            (
-                contract.ParameterArchive(
-                    SCOPE,
-                    archive_file,
-                    digest,
-                    target.layout,
-                    (folder / archive_file).stat().st_size,
-                    (target.name,),
-                    {t.key: contract.ParameterTensor(t.bytes) for t in spliced.parameters.tensors},
-                ),
-            ),
+            tuple(programs),
+            (archive,),
             entry_points(imported, facts.caches),
             facts.caches,
-            tuple(
-                contract.Layer(row.name, row.shape, row.scheme, row.activations, row.kernel)
-                for row in report.layers
-            ),
+            tuple(layers),
             tuple(tokenizer),
             versions(),
         )
         write_json(folder / contract.FILE_NAME, manifest.to_json())
         write_flag_files(folder, manifest)
-        written = {**report.to_json(), "options": _options(options), "seconds": watch.seconds}
-        write_json(folder / "report.json", written)
-    return Compiled(out, manifest, written, watch.seconds, run_line(manifest, out))
+        report = {**program.report.to_json(), "options": _options(options), "seconds": watch.seconds}
+        write_json(folder / "report.json", report)
+    return Compiled(out, manifest, report, watch.seconds, run_line(manifest, out))
 
 
 def _options(options: CompileOptions) -> dict[str, Any]:

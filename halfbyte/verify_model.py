@@ -162,9 +162,10 @@ def archived_layers(
     from halfbyte.lowering.layer_program import ArchivedLayer
     from halfbyte.lowering.layout import Packing
     from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.runtime.program import choose_program
 
     out = []
-    target = CpuTarget.named(options["cpu"])
+    target = CpuTarget.named(choose_program(bundle.device, bundle.manifest).cpu or "host")
     dtype = bundle.manifest.model.dtype
     keys = [key for archive in bundle.manifest.parameters for key in archive.tensors]
     for key in keys:
@@ -250,11 +251,12 @@ def _layer_bundle(
     from halfbyte.lowering.compiler import compile_module
     from halfbyte.lowering.layer_program import layer_program
     from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.runtime.program import choose_program
     from halfbyte.runtime import load
     from halfbyte.runtime.manifest import FILE_NAME, EntryPoint, Manifest, Model, Tensor
 
-    target = CpuTarget.named(options["cpu"])
-    program = bundle.manifest.programs[0]
+    program = choose_program(bundle.device, bundle.manifest)
+    target = CpuTarget.named(program.cpu or "host")
     host = ",".join(sorted(target.features)) if target.cpu == "host" else ""
     vmfb, _ = compile_module(layer_program(layers), [*target.flags, *options["iree_flags"]], host=host)
     (scratch / program.file).write_bytes(vmfb)

@@ -13,11 +13,13 @@ class CompileOptions:
 
     Attributes:
         target: ``cpu``.
-        activations: ``auto`` as the checkpoint asks for, ``int8`` for every int4 layer (W4A8), ``none`` (W4A16).
+        activations: ``auto`` as the checkpoint asks for; ``int8`` (W4A8, W8A8), ``fp8`` (W4AFP8) or ``none``
+            (W4A16, W8A16) for every quantized layer.
         min_tokens: with int8 activations, calls with fewer tokens take the W4A16 path. A row's bits then
             depend on how many rows come with it. 0: never.
         max_context: positions of the key and value caches; None: the model's own limit, at most 2048.
-        cpu: ``host``, or a name of `halfbyte.lowering.targets.cpu.names`.
+        cpu: ``host``, or names of `halfbyte.lowering.targets.cpu.names` separated by commas: a program for each,
+            of which the runtime takes the best that the machine can run.
         on_unsupported: ``error`` refuses a model with layers that cannot be computed as quantized; ``float``
             computes those with their dequantized weights.
         dtype: of activations and caches: ``f32``, ``f16`` or ``bf16``.
@@ -27,7 +29,7 @@ class CompileOptions:
     """
 
     target: str = "cpu"
-    activations: Literal["auto", "int8", "none"] = "auto"
+    activations: Literal["auto", "int8", "fp8", "none"] = "auto"
     min_tokens: int = 0
     max_context: int | None = None
     cpu: str = "host"

@@ -10,7 +10,7 @@ import torch
 
 from halfbyte.errors import UsageError
 from halfbyte.lowering import layout
-from halfbyte.lowering.kernels.isa import InstructionSet, best
+from halfbyte.lowering.kernels.isa import BEST_FIRST, InstructionSet, best
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.parameters import ParameterGroup, TensorSpec
 from halfbyte.passes.program import LayerSource
@@ -22,13 +22,17 @@ _USED = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "lzcnt", "popcnt", "movbe",
 _V2 = {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16"}
 _V3 = _V2 | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_NAMED: Mapping[str, tuple[str, frozenset[str]]] = {
-    "x86-64": ("x86_64", frozenset()),
-    "x86-64-v2": ("x86_64", frozenset(_V2)),
-    "x86-64-v3": ("x86_64", frozenset(_V3)),
-    "x86-64-v4": ("x86_64", frozenset(_V4)),
-    "cascadelake": ("x86_64", frozenset(_V4 | {"avx512vnni"})),
-    "znver4": ("x86_64", frozenset(_V4 | {"avx512vnni", "avx512bf16", "avx512vbmi"})),
+_ARM = {"neon", "fp-armv8"}
+# name -> architecture, LLVM's CPU, what is turned on beyond it, and everything that is then in use.
+_NAMED: Mapping[str, tuple[str, str, tuple[str, ...], frozenset[str]]] = {
+    "x86-64": ("x86_64", "x86-64", (), frozenset()),
+    "x86-64-v2": ("x86_64", "x86-64-v2", (), frozenset(_V2)),
+    "x86-64-v3": ("x86_64", "x86-64-v3", (), frozenset(_V3)),
+    "avxvnni": ("x86_64", "x86-64-v3", ("avxvnni",), frozenset(_V3 | {"avxvnni"})),
+    "x86-64-v4": ("x86_64", "x86-64-v4", (), frozenset(_V4)),
+    "avx512vnni": ("x86_64", "x86-64-v4", ("avx512vnni",), frozenset(_V4 | {"avx512vnni"})),
+    "aarch64": ("aarch64", "generic", (), frozenset(_ARM)),
+    "aarch64-dotprod": ("aarch64", "generic", ("dotprod",), frozenset(_ARM | {"dotprod"})),
 }
 
 
@@ -40,11 +44,15 @@ class CpuTarget:
         cpu: ``host``, or a name of `names`.
         architecture: ``x86_64`` or ``aarch64``.
         features: what the program may use, in LLVM's spelling; the manifest records them.
+        llvm_cpu: what iree-compile is told.
+        llvm_features: what is turned on beyond it.
     """
 
     cpu: str
     architecture: str
     features: frozenset[str]
+    llvm_cpu: str = "host"
+    llvm_features: tuple[str, ...] = ()
     name: str = "cpu"
     layout: str = layout.NAME
     drivers: tuple[str, ...] = ("local-task", "local-sync")
@@ -68,7 +76,14 @@ class CpuTarget:
                 accepted=", ".join(names()),
                 advice="use host for this machine",
             )
-        return cls(cpu, *_NAMED[cpu])
+        where, llvm_cpu, more, everything = _NAMED[cpu]
+        return cls(cpu, where, everything, llvm_cpu, more)
+
+    @classmethod
+    def listed(cls, cpus: str) -> tuple[CpuTarget, ...]:
+        """The targets of a comma-separated ``--cpu`` option, the best instruction set first."""
+        targets = [cls.named(cpu) for cpu in dict.fromkeys(cpus.split(","))]
+        return tuple(sorted(targets, key=lambda target: (BEST_FIRST.index(target.isa), -len(target.features))))
 
     @property
     def isa(self) -> InstructionSet:
@@ -83,10 +98,12 @@ class CpuTarget:
     def flags(self) -> list[str]:
         """For iree-compile."""
         flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
-        if self.cpu == "host":
-            return [*flags, "--iree-llvmcpu-target-cpu=host"]
-        triple = f"--iree-llvmcpu-target-triple={self.architecture}-linux-gnu"
-        return [*flags, triple, f"--iree-llvmcpu-target-cpu={self.cpu}"]
+        flags.append(f"--iree-llvmcpu-target-cpu={self.llvm_cpu}")
+        if self.cpu != "host":
+            flags.append(f"--iree-llvmcpu-target-triple={self.architecture}-linux-gnu")
+        if self.llvm_features:
+            flags.append("--iree-llvmcpu-target-cpu-features=" + ",".join(f"+{f}" for f in self.llvm_features))
+        return flags
 
     def pack(self, name: str, linear: Linear, source: LayerSource) -> ParameterGroup:
         """The packed weight of a layer, as the kernels of ``linear`` take it."""
