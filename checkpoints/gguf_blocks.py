@@ -13,17 +13,18 @@ import torch
 
 BLOCK = 32
 _FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-INT4 = ("q4_0", "q4_1")
+INTEGER = ("q4_0", "q4_1", "q8_0")
 _ROWS = 2048
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """An int4 tensor: codes uint8 [N, K], scale float16 [N, K / 32], minimum likewise or None (zero is 8)."""
+    """Codes uint8 [N, K], scale float16 [N, K / 32], minimum likewise or None; bits 4 or 8 (zero is 8 or 128)."""
 
     codes: torch.Tensor
     scale: torch.Tensor
     minimum: torch.Tensor | None
+    bits: int = 4
 
 
 def float_dtype(kind: str) -> torch.dtype:
@@ -33,7 +34,7 @@ def float_dtype(kind: str) -> torch.dtype:
 
 def can_dequantize(kind: str, number: int) -> bool:
     """Whether `float_rows` can read a type: floats, Q4_0, Q4_1, Q8_0, and what the gguf package can."""
-    if kind in _FLOATS or kind in (*INT4, "q8_0"):
+    if kind in _FLOATS or kind in INTEGER:
         return True
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
@@ -46,8 +47,15 @@ def can_dequantize(kind: str, number: int) -> bool:
     return True
 
 
-def int4_rows(raw: torch.Tensor, kind: str) -> Blocks:
-    """uint8 [N, row bytes] of Q4_0 or Q4_1 -> `Blocks`. Byte j of a block holds values j (low) and j + 16."""
+def integer_rows(raw: torch.Tensor, kind: str) -> Blocks:
+    """uint8 [N, row bytes] of Q4_0, Q4_1 or Q8_0 -> `Blocks`.
+
+    Byte j of a 4-bit block holds values j (low) and j + 16; Q8_0's signed bytes become codes by adding 128.
+    """
+    if kind == "q8_0":
+        octets = raw.reshape(raw.shape[0], -1, 2 + BLOCK)
+        codes = (octets[..., 2:] ^ 128).reshape(raw.shape[0], -1)
+        return Blocks(codes, _halves(octets, 0), None, 8)
     head = 2 if kind == "q4_0" else 4
     blocks = raw.reshape(raw.shape[0], -1, head + BLOCK // 2)
     octets = blocks[..., head:]
@@ -72,16 +80,12 @@ def float_rows(raw: torch.Tensor, kind: str, number: int) -> torch.Tensor:
 
 
 def _dequantized(raw: torch.Tensor, kind: str, number: int) -> torch.Tensor:
-    if kind in INT4:
-        blocks = int4_rows(raw, kind)
+    if kind in INTEGER:
+        blocks = integer_rows(raw, kind)
         scale = blocks.scale.float().repeat_interleave(BLOCK, 1)
         if blocks.minimum is None:
-            return (blocks.codes.float() - 8) * scale
+            return (blocks.codes.float() - 2 ** (blocks.bits - 1)) * scale
         return blocks.codes.float() * scale + blocks.minimum.float().repeat_interleave(BLOCK, 1)
-    if kind == "q8_0":
-        octets = raw.reshape(raw.shape[0], -1, 2 + BLOCK)
-        values = octets[..., 2:].contiguous().view(torch.int8).float() * _halves(octets, 0).float()[..., None]
-        return values.reshape(raw.shape[0], -1)
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 

@@ -48,11 +48,11 @@ class GgufCheckpoint(Checkpoint):
         if self.layers[layer].scheme is None:
             raise KeyError(layer)
         tensor = self.tensors[f"{layer}.weight"]
-        found = blocks.int4_rows(self._rows(layer, tensor.read()), tensor.type)
+        found = blocks.integer_rows(self._rows(layer, tensor.read()), tensor.type)
         for part in (found.scale, found.minimum):
             if part is not None and not bool(torch.isfinite(part).all()):
                 raise _not_finite(layer, tensor)
-        return QuantTensor(layer, found.codes, found.scale, blocks.BLOCK, minimum=found.minimum)
+        return QuantTensor(layer, found.codes, found.scale, blocks.BLOCK, minimum=found.minimum, bits=found.bits)
 
     def float_tensor(self, name: str) -> torch.Tensor:
         if name not in self.floats:
@@ -125,19 +125,17 @@ def open_gguf(file: Path, given: Path | None = None) -> GgufCheckpoint:
 
 
 def _layer(name: str, linear: LinearShape, tensor: GgufTensor) -> LayerInfo:
-    storage, scheme, reason, refusal = f"gguf {tensor.type}", None, "", None
-    if tensor.type in blocks.INT4:
-        zero = Zero.SYMMETRIC if tensor.type == "q4_0" else Zero.MINIMUM
-        scheme = WeightScheme(blocks.BLOCK, linear.shape[1] == blocks.BLOCK, zero, "f16")
-    elif tensor.type == "q8_0":
-        reason = "8-bit weights are computed in float"
+    storage, scheme, refusal = f"gguf {tensor.type}", None, None
+    if tensor.type in blocks.INTEGER:
+        zero, bits = Zero.MINIMUM if tensor.type == "q4_1" else Zero.SYMMETRIC, 8 if tensor.type == "q8_0" else 4
+        scheme = WeightScheme(blocks.BLOCK, linear.shape[1] == blocks.BLOCK, zero, "f16", bits=bits)
     elif tensor.type not in _FLOAT_TYPES:
         can = blocks.can_dequantize(tensor.type, tensor.number)
         advice = "convert the model to Q4_0 or Q4_1" + (
             ", or compile with --on-unsupported float" if can else ""
         )
         refusal = Refusal(name, f"gguf type {tensor.type}", _ACCEPTED, advice)
-    return LayerInfo(name, linear.shape, storage, scheme, bias=linear.bias, reason=reason, refusal=refusal)
+    return LayerInfo(name, linear.shape, storage, scheme, bias=linear.bias, refusal=refusal)
 
 
 def _floats(

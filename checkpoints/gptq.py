@@ -40,7 +40,7 @@ class GptqCheckpoint(FolderCheckpoint):
         if order is not None:
             codes = codes[:, order]
         zero = None if found.symmetric else zeros
-        return QuantTensor(layer, codes, scales, found.group_size, zero, permutation=order)
+        return QuantTensor(layer, codes, scales, found.group_size, zero, permutation=order, bits=found.bits)
 
     def float_tensor(self, name: str) -> torch.Tensor:
         found = self.quantized_layers.get(name.removesuffix(".weight"))
@@ -120,14 +120,13 @@ def _info(layer: GptqLayer, folder: ModelFolder) -> LayerInfo:
     if (why := layer.why_refused()) is not None:
         refusal = Refusal(layer.name, *why, "quantize the layer anew, or compile with --on-unsupported float")
         if not layer.readable:
-            refusal = Refusal(layer.name, *why, "quantize the layer anew with 4 bits")
+            refusal = Refusal(layer.name, *why, "quantize the layer anew with 4 or 8 bits")
     return LayerInfo(
         layer.name,
         layer.shape,
         f"gptq v{layer.version}" + ("" if layer.bits == 4 else f", {layer.bits} bits"),
         layer.scheme(),
         bias=folder.architecture.linears[layer.name].bias,
-        reason=layer.why_float(),
         refusal=refusal,
     )
 

@@ -41,22 +41,16 @@ class GptqLayer:
         return self.bits in READABLE_BITS
 
     def scheme(self) -> WeightScheme | None:
-        """How it is compiled, or None when `why_float` or `why_refused` tells why not."""
-        if self.bits != 4 or self.why_refused():
+        """How it is compiled, or None when `why_refused` tells why not."""
+        if self.why_refused():
             return None
         zero = Zero.SYMMETRIC if self.symmetric else Zero.INTEGER
-        return WeightScheme(self.group_size, self.groups == 1, zero, self.scale_dtype, self.act_order)
-
-    def why_float(self) -> str:
-        """The reason of a layer that is computed in float without having to ask."""
-        return "8-bit weights are computed in float" if self.bits == 8 else ""
+        return WeightScheme(self.group_size, self.groups == 1, zero, self.scale_dtype, self.act_order, self.bits)
 
     def why_refused(self) -> tuple[str, str] | None:
         """(found, accepted) of a layer that cannot be compiled as it is."""
         if not self.readable:
-            return f"bits = {self.bits}", "bits = 4 (8 is computed in float)"
-        if self.bits == 8:
-            return None
+            return f"bits = {self.bits}", "bits = 4 or 8"
         if self.group_size == 0:
             return "groups of unequal size (g_idx)", "groups of one size, only the last may be shorter"
         if self.groups > 1 and self.group_size % 8:
