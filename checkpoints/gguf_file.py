@@ -52,7 +52,9 @@ class GgufCheckpoint(Checkpoint):
         for part in (found.scale, found.minimum):
             if part is not None and not bool(torch.isfinite(part).all()):
                 raise _not_finite(layer, tensor)
-        return QuantTensor(layer, found.codes, found.scale, blocks.BLOCK, minimum=found.minimum, bits=found.bits)
+        return QuantTensor(
+            layer, found.codes, found.scale, blocks.BLOCK, minimum=found.minimum, bits=found.bits
+        )
 
     def float_tensor(self, name: str) -> torch.Tensor:
         if name not in self.floats:
@@ -127,7 +129,10 @@ def open_gguf(file: Path, given: Path | None = None) -> GgufCheckpoint:
 def _layer(name: str, linear: LinearShape, tensor: GgufTensor) -> LayerInfo:
     storage, scheme, refusal = f"gguf {tensor.type}", None, None
     if tensor.type in blocks.INTEGER:
-        zero, bits = Zero.MINIMUM if tensor.type == "q4_1" else Zero.SYMMETRIC, 8 if tensor.type == "q8_0" else 4
+        zero, bits = (
+            Zero.MINIMUM if tensor.type == "q4_1" else Zero.SYMMETRIC,
+            8 if tensor.type == "q8_0" else 4,
+        )
         scheme = WeightScheme(blocks.BLOCK, linear.shape[1] == blocks.BLOCK, zero, "f16", bits=bits)
     elif tensor.type not in _FLOAT_TYPES:
         can = blocks.can_dequantize(tensor.type, tensor.number)

@@ -45,7 +45,9 @@ class GptqLayer:
         if self.why_refused():
             return None
         zero = Zero.SYMMETRIC if self.symmetric else Zero.INTEGER
-        return WeightScheme(self.group_size, self.groups == 1, zero, self.scale_dtype, self.act_order, self.bits)
+        return WeightScheme(
+            self.group_size, self.groups == 1, zero, self.scale_dtype, self.act_order, self.bits
+        )
 
     def why_refused(self) -> tuple[str, str] | None:
         """(found, accepted) of a layer that cannot be compiled as it is."""

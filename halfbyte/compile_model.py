@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from halfbyte.lowering.splice import Spliced
     from halfbyte.lowering.targets.cpu import CpuTarget
     from halfbyte.passes.program import Program
+    from halfbyte.passes.report import Refusal
     from halfbyte.passes.scheme import Activations
     from halfbyte.passes.weight import QuantTensor
     from halfbyte.runtime.manifest import Manifest, Model, Tensor
@@ -146,6 +147,7 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
             report.layers.append(_row(layer, options))
             if layer.refusal is not None:
                 report.refusals.append(layer.refusal)
+            report.refusals += _refused_activations(layer, options)
         if "lm_head" not in checkpoint.layers and checkpoint.config.get("tie_word_embeddings"):
             report.layers.append(_tied_head(checkpoint))
         if options.on_unsupported == "error":
@@ -168,23 +170,47 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
 
 
 def choose_activations(layer: LayerInfo, wanted: str) -> Activations:
-    """What a quantized layer does to its input under the option ``--activations``."""
+    """What a quantized layer does to its input under the option ``--activations``.
+
+    fp8 activations need 4-bit weights; `_refused_activations` says so, and where that is allowed to change
+    numbers the layer keeps float activations.
+    """
     from halfbyte.passes.scheme import Activations
 
-    return layer.activations if wanted == "auto" else Activations(wanted)
+    chosen = layer.activations if wanted == "auto" else Activations(wanted)
+    wide = layer.scheme is not None and layer.scheme.bits != 4
+    return Activations.NONE if wide and chosen is Activations.FP8 else chosen
+
+
+def _refused_activations(layer: LayerInfo, options: CompileOptions) -> list[Refusal]:
+    from halfbyte.passes.report import Refusal
+
+    if options.activations != "fp8" or layer.scheme is None or layer.scheme.bits == 4:
+        return []
+    advice = (
+        "use --activations int8 or none, or --on-unsupported float to keep this layer's activations float"
+    )
+    return [Refusal(layer.name, f"fp8 activations for {layer.scheme}", "4-bit weights", advice)]
 
 
 def _row(layer: LayerInfo, options: CompileOptions) -> Any:
     from halfbyte.passes.report import LayerRow
+    from halfbyte.passes.scheme import mode_name
 
     if layer.scheme is None:
         reason = layer.reason
         if layer.refusal is not None:
             reason = f"dequantized: {layer.refusal.found} cannot be computed as quantized"
         return LayerRow(layer.name, layer.shape, layer.storage, "float", "float", reason=reason)
-    activations = choose_activations(layer, options.activations).value
+    activations = choose_activations(layer, options.activations)
     return LayerRow(
-        layer.name, layer.shape, layer.storage, str(layer.scheme), activations, reason=layer.reason
+        layer.name,
+        layer.shape,
+        layer.storage,
+        str(layer.scheme),
+        activations.value,
+        mode_name(layer.scheme.bits, activations),
+        reason=layer.reason,
     )
 
 

@@ -22,7 +22,7 @@ class LayerPlan:
         storage: the format on disk.
         scheme: how it is quantized, or ``float``.
         group_size: inputs per scale; K when channelwise; None for float.
-        activations: ``int8``, ``none`` or ``float``, under the options given.
+        activations: ``int8``, ``fp8``, ``none`` or ``float``, under the options given.
         plan: what compile would do with it.
     """
 
@@ -85,12 +85,19 @@ _CONFIG = (
 )
 
 
+_INPUT = {
+    "int8": "int8 activations per token",
+    "fp8": "e4m3 activations per token",
+    "none": "float activations, digit planes",
+}
+
+
 def inspect(model: str | Path, *, activations: str = "auto", on_unsupported: str = "error") -> Inspection:
     """Reads the headers of a checkpoint and says, per layer, what it is and what compile would make of it.
 
     Args:
         model: a Hugging Face folder or a .gguf file.
-        activations: as for compile: ``auto``, ``int8`` or ``none``.
+        activations: as for compile: ``auto``, ``int8``, ``fp8`` or ``none``.
         on_unsupported: as for compile: ``error`` or ``float``.
 
     Raises:
@@ -107,10 +114,11 @@ def inspect(model: str | Path, *, activations: str = "auto", on_unsupported: str
 
 def _plan(layer: LayerInfo, wanted: str, on_unsupported: str) -> LayerPlan:
     from halfbyte.compile_model import choose_activations
+    from halfbyte.passes.scheme import mode_name
 
     if layer.scheme is not None:
         activations = choose_activations(layer, wanted).value
-        plan = "W4A8: int8 activations per token" if activations == "int8" else "W4A16: float activations, digit planes"
+        plan = f"{mode_name(layer.scheme.bits, choose_activations(layer, wanted))}: {_INPUT[activations]}"
         group, scheme = layer.scheme.group_size, str(layer.scheme)
         return LayerPlan(layer.name, layer.shape, layer.storage, scheme, group, activations, plan)
     plan = "float"

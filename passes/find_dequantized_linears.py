@@ -21,7 +21,7 @@ from halfbyte.passes.program import (
     state_names,
 )
 from halfbyte.passes.report import LayerRow, Refusal
-from halfbyte.passes.scheme import Activations
+from halfbyte.passes.scheme import Activations, mode_name
 from halfbyte.passes.state_eval import StateEval
 from halfbyte.passes.weight import QuantTensor
 
@@ -301,7 +301,8 @@ def _insert(
     replace(entry, product.node, node)
     program.layers[name] = LayerSource(lambda: weight, None if bias is None else (lambda: bias), (name,))
     if all(row.name != name for row in program.report.layers):
-        row = LayerRow(name, weight.shape, "graph", str(weight.scheme), options.activations.value)
+        mode = mode_name(weight.bits, options.activations)
+        row = LayerRow(name, weight.shape, "graph", str(weight.scheme), options.activations.value, mode)
         program.report.layers.append(row)
 
 

@@ -47,7 +47,9 @@ class QuantLinear(torch.nn.Module):
         self.name, self.scheme, self.shape = name, scheme, shape
         self.activations, self.digits, self.min_tokens = activations, digits, min_tokens
         empty = lambda size, kind: torch.empty(size, dtype=kind, device="meta")  # noqa: E731
-        self.register_buffer("codes", empty((outputs, -(-inputs // 2) if scheme.bits == 4 else inputs), torch.uint8))
+        self.register_buffer(
+            "codes", empty((outputs, -(-inputs // 2) if scheme.bits == 4 else inputs), torch.uint8)
+        )
         self.register_buffer("scale", empty((outputs, groups), dtype))
         zero = empty((outputs, groups), torch.uint8) if scheme.zero is Zero.INTEGER else None
         self.register_buffer("zero", zero)

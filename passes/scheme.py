@@ -22,6 +22,11 @@ class Activations(enum.Enum):
     FP8 = "fp8"  # W4AFP8: e4m3 per token, scale absmax / 448
 
 
+def mode_name(bits: int, activations: Activations) -> str:
+    """The field's name of a combination: W4A8, W8A8, W4AFP8, W4A16, W8A16."""
+    return f"W{bits}A" + {Activations.INT8: "8", Activations.FP8: "FP8", Activations.NONE: "16"}[activations]
+
+
 @dataclass(frozen=True)
 class WeightScheme:
     """The quantization of one weight W[N, K].

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from halfbyte.cli.compile_options import ActivationsOption, OnUnsupportedOption, choice
+from halfbyte.cli.compile_options import ACTIVATIONS, ActivationsOption, OnUnsupportedOption, choice
 from halfbyte.compile_model import Progress
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def compile_command(
     choice("--target", target, ("cpu",))
     options = CompileOptions(
         target=target,
-        activations=choice("--activations", activations, ("auto", "int8", "none")),  # type: ignore[arg-type]
+        activations=choice("--activations", activations, ACTIVATIONS),  # type: ignore[arg-type]
         min_tokens=min_tokens,
         max_context=max_context,
         cpu=cpu,
@@ -92,11 +92,8 @@ def summary(compiled: Compiled, cpu: str) -> list[str]:
     """The lines after a compilation: layers by scheme and kernel, what was left alone and why, sizes, how to run."""
     layers = compiled.report["layers"]
     lines = []
-    done = Counter(
-        (row["scheme"], row["activations"], row["kernel"]) for row in layers if row["scheme"] != "float"
-    )
-    for (scheme, activations, kernel), count in done.items():
-        mode = "W4A8" if activations == "int8" else "W4A16"
+    done = Counter((row["mode"], row["scheme"], row["kernel"]) for row in layers if row["scheme"] != "float")
+    for (mode, scheme, kernel), count in done.items():
         lines.append(f"{_layers(count)}  {mode}  {scheme}  {kernel}")
     left = Counter((row["storage"], row["reason"]) for row in layers if row["scheme"] == "float")
     for (storage, reason), count in left.items():

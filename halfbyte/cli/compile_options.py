@@ -9,13 +9,14 @@ import typer
 
 from halfbyte.errors import UsageError
 
+ACTIVATIONS = ("auto", "int8", "fp8", "none")
+
 ActivationsOption = Annotated[
     str,
     typer.Option(
         "--activations",
-        metavar="auto|int8|none",
-        help="What quantized layers do to their input: as the checkpoint asks, int8 per token (W4A8), or nothing "
-        "(W4A16).",
+        metavar="|".join(ACTIVATIONS),
+        help="What quantized layers do to their input: as the checkpoint asks, int8 or e4m3 per token, or nothing.",
     ),
 ]
 OnUnsupportedOption = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from halfbyte.cli.compile_options import ActivationsOption, OnUnsupportedOption, choice
+from halfbyte.cli.compile_options import ACTIVATIONS, ActivationsOption, OnUnsupportedOption, choice
 
 
 def inspect_command(
@@ -20,7 +20,7 @@ def inspect_command(
     """Says what a checkpoint holds and what compile would do with each layer. Reads headers only."""
     from halfbyte.inspect_model import inspect
 
-    choice("--activations", activations, ("auto", "int8", "none"))
+    choice("--activations", activations, ACTIVATIONS)
     choice("--on-unsupported", on_unsupported, ("error", "float"))
     found = inspect(model, activations=activations, on_unsupported=on_unsupported)
     if as_json:

@@ -83,7 +83,9 @@ class CpuTarget:
     def listed(cls, cpus: str) -> tuple[CpuTarget, ...]:
         """The targets of a comma-separated ``--cpu`` option, the best instruction set first."""
         targets = [cls.named(cpu) for cpu in dict.fromkeys(cpus.split(","))]
-        return tuple(sorted(targets, key=lambda target: (BEST_FIRST.index(target.isa), -len(target.features))))
+        return tuple(
+            sorted(targets, key=lambda target: (BEST_FIRST.index(target.isa), -len(target.features)))
+        )
 
     @property
     def isa(self) -> InstructionSet:
@@ -102,7 +104,9 @@ class CpuTarget:
         if self.cpu != "host":
             flags.append(f"--iree-llvmcpu-target-triple={self.architecture}-linux-gnu")
         if self.llvm_features:
-            flags.append("--iree-llvmcpu-target-cpu-features=" + ",".join(f"+{f}" for f in self.llvm_features))
+            flags.append(
+                "--iree-llvmcpu-target-cpu-features=" + ",".join(f"+{f}" for f in self.llvm_features)
+            )
         return flags
 
     def pack(self, name: str, linear: Linear, source: LayerSource) -> ParameterGroup:

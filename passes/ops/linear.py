@@ -120,9 +120,9 @@ def _fake(
     digits: int,
     min_tokens: int,
 ) -> torch.Tensor:
-    torch._check(
-        activations in ("int8", "none"), lambda: f"activations must be int8 or none, not {activations!r}"
-    )
+    known = activations in ("int8", "fp8", "none")
+    torch._check(known, lambda: f"activations must be int8, fp8 or none, not {activations!r}")
+    torch._check(bits in (4, 8), lambda: f"bits must be 4 or 8, not {bits}")
     torch._check(digits in (2, 3), lambda: f"digits must be 2 or 3, not {digits}")
     return x.new_empty((*x.shape[:-1], codes.shape[0]))
 
