@@ -78,8 +78,8 @@ class Limits:
     Attributes:
         layer: of `LayerCheck.error`. A CPU gives the bits of the reference, so 0 by default.
         logits: of `Verification.logits_error`; by default 1e-4 where all activations are float32 and float,
-            3e-2 for 16-bit models, and no limit with int8 activations, whose rounding is chaotic through depth.
-        kl: of `Verification.kl`; by default 1e-6 for float32, 1e-2 for 16 bits, 0.5 with int8 activations.
+            3e-2 for 16-bit models, and no limit with quantized activations, whose rounding is chaotic through depth.
+        kl: of `Verification.kl`; by default 1e-6 for float32, 1e-2 for 16 bits, 0.5 with quantized activations.
     """
 
     layer: float | None = None
@@ -342,7 +342,7 @@ def _judge(
     limits: Limits,
 ) -> Verification:
     model = bundle.manifest.model
-    dynamic = any(layer.activations == "int8" for layer in bundle.manifest.layers)
+    dynamic = any(layer.activations in ("int8", "fp8") for layer in bundle.manifest.layers)
     layer_limit, logits_limit, kl_limit = limits.settled(model.dtype, dynamic)
     forward, largest = got["forward"], float(np.abs(expected).max())
     error = float(np.abs(forward - expected).max() / largest)
