@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from interleave import Worker, answer, time_calls
+from interleave import Worker, answer, pin, time_calls
 from peers import MODES, PEERS, Problem, make
 
 _COLD_BYTES = 160 << 20  # more than a last-level cache holds
@@ -64,12 +63,6 @@ def work(name: str) -> None:
                 answer(us=time_calls(calls[key], question["seconds"], question["threads"] == 1))
         except Exception as error:
             answer(error=f"{type(error).__name__}: {error}"[:300])
-
-
-def pin(threads: int) -> None:
-    """The last cores of this machine, where less else runs."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, set(cores[-threads:]))
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
