@@ -36,7 +36,9 @@ def measure(seconds: float = 0.3) -> dict[str, Any]:
     accumulators = 16 if lanes == 16 else 12
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, block_start_string="{!", block_end_string="!}")
-    text = environment.get_template("limits.mlir.j2").render(lanes=lanes, dot=dot, accumulators=accumulators, sizes=_SIZES)
+    text = environment.get_template("limits.mlir.j2").render(
+        lanes=lanes, dot=dot, accumulators=accumulators, sizes=_SIZES
+    )
     program, _ = compile_module(text, target.flags)
     config = rt.Config("local-sync")
     module = rt.VmModule.copy_buffer(config.vm_instance, program)
@@ -63,14 +65,21 @@ def measure(seconds: float = 0.3) -> dict[str, Any]:
     count = np.array([rounds], np.int32)
     found: dict[str, Any] = {"isa": target.isa.name, "dot_gmacs": None}
     if dot != "none":
-        found["dot_gmacs"] = round(rounds * accumulators * lanes * 4 / best("multiply_rounds", seed, count) / 1e9, 1)
+        found["dot_gmacs"] = round(
+            rounds * accumulators * lanes * 4 / best("multiply_rounds", seed, count) / 1e9, 1
+        )
     found["fma_gmacs"] = round(rounds * accumulators * lanes / best("fuse_rounds", seed, count) / 1e9, 1)
-    found["read_gbs"] = {str(size): round((size << 20) / best(f"read_{size}", np.array([size << 20], np.int32)) / 1e9, 1) for size in _SIZES}
+    found["read_gbs"] = {
+        str(size): round((size << 20) / best(f"read_{size}", np.array([size << 20], np.int32)) / 1e9, 1)
+        for size in _SIZES
+    }
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     pin(1)

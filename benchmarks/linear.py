@@ -2,21 +2,25 @@
 
     python benchmarks/linear.py --shapes 4096x4096 --group 128 --m 1,16,256 --threads 1 --peers ort --json rows.json
 
-Prints a table and writes rows {peer, mode, m, k, n, group, threads, cold, us, us_min, gmacs, relative_error}.
+Prints a table and writes rows {peer, mode, m, k, n, group, threads, cold, us, us_min, gmacs, gops, relative_error,
+of_limit}. Peers beyond ONNX Runtime and PyTorch are optional; their files say how to install them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from interleave import Worker, answer, pin, time_calls
-from peers import MODES, PEERS, Problem, make
+from roofline import draw
+from peers import MODES, PEERS, Peer, Problem, make
 
 _COLD_BYTES = 160 << 20  # more than a last-level cache holds
 
@@ -38,7 +42,8 @@ def activations(m: int, inputs: int) -> np.ndarray[Any, Any]:
 
 def work(name: str) -> None:
     """The worker's loop: build a problem, check it, time it."""
-    peer, problem = make(name), None
+    peer: Peer | None = None
+    problem: Problem | None = None
     calls: dict[Any, Any] = {}
     for line in sys.stdin:
         question = json.loads(line)
@@ -47,6 +52,7 @@ def work(name: str) -> None:
                 codes, scales = weights(question["k"], question["n"], question["group"], question["copies"])
                 problem = Problem(codes, scales, question["group"], question["threads"])
                 pin(question["threads"])
+                peer = make(name)
                 peer.build(problem)
                 calls = {}
                 x = activations(4, problem.inputs)
@@ -56,7 +62,7 @@ def work(name: str) -> None:
                 answer(relative_error=float(np.linalg.norm(got - want) / np.linalg.norm(want)))
             else:
                 key = (question["m"], question["cold"])
-                assert problem is not None
+                assert peer is not None and problem is not None
                 if key not in calls:
                     made = peer.calls(activations(question["m"], problem.inputs))
                     calls = {key: made if question["cold"] else made[:1]}
@@ -68,6 +74,7 @@ def work(name: str) -> None:
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     modes = options.mode.split(",")
+    limits = limits_of_this_machine() if options.limits else None
     names = [f"{peer}_{mode}" for mode in modes for peer in ["halfbyte", *options.peers.split(",")] if peer]
     names = [name for name in dict.fromkeys(names) if name in PEERS]
     for shape in options.shapes.split(","):
@@ -110,6 +117,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                         )
                         row |= dict(us=round(us, 2), us_min=round(min(taken), 2))
                         row |= dict(gmacs=round(m * k * n / us / 1e3, 1), relative_error=errors[name])
+                        row["gops"] = round(2 * m * k * n / us / 1e3, 1)
+                        row["of_limit"] = of_limit(row, limits)
                         rows.append(row)
                         print(table_row(row), flush=True)
             for worker in workers.values():
@@ -117,12 +126,39 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
+# Passes over the dot product datapath that a mode takes, and bytes of a weight.
+_PASSES = {"w4a8": (1, 0.5), "w8a8": (1, 1.0), "w4a16": (3, 0.5), "w4a16bf16": (2, 0.5), "w4afp8": (3, 0.5)}
+
+
+def limits_of_this_machine() -> dict[str, Any]:
+    """As `limits.measure`, in a process of its own."""
+    command = [sys.executable, str(Path(__file__).with_name("limits.py"))]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
+    found: dict[str, Any] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    )
+    return found
+
+
+def of_limit(row: dict[str, Any], limits: dict[str, Any] | None) -> float | None:
+    """The share of what halfbyte's kernels could do at best: the later of arithmetic and reading the weights."""
+    if limits is None or row["peer"] != "halfbyte" or row["threads"] != 1 or limits["dot_gmacs"] is None:
+        return None
+    passes, weight_bytes = _PASSES[row["mode"]]
+    size = row["k"] * row["n"] * (weight_bytes + 2 / row["group"])
+    reads = {int(mib): rate for mib, rate in limits["read_gbs"].items()}
+    nearest = min(reads, key=lambda mib: abs(mib * 2**20 - (_COLD_BYTES if row["cold"] else size)))
+    arithmetic = row["m"] * row["k"] * row["n"] * passes / limits["dot_gmacs"] / 1e3
+    return round(max(arithmetic, size / reads[nearest] / 1e3) / row["us"], 3)
+
+
 def table_row(row: dict[str, Any]) -> str:
     where = "cold" if row["cold"] else "warm"
     name = f"{row['peer']} {row['mode']}"
+    share = "" if row["of_limit"] is None else f"  {100 * row['of_limit']:.0f} % of the limit"
     return (
         f"{row['k']}x{row['n']} g{row['group']} m={row['m']:<5d}{row['threads']} thread(s) {where}  {name:20s}"
-        f"{row['us']:10.1f} us  {row['gmacs']:7.1f} GMAC/s  error {row['relative_error']:.1e}"
+        f"{row['us']:10.1f} us  {row['gmacs']:7.1f} GMAC/s  error {row['relative_error']:.1e}{share}"
     )
 
 
@@ -149,16 +185,22 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--m", default="1,16,256", help="tokens, comma-separated")
     parser.add_argument("--threads", default="1")
-    parser.add_argument("--mode", default=",".join(MODES))
+    parser.add_argument("--mode", default="w4a8,w4a16", help="of " + ", ".join(MODES))
     parser.add_argument(
         "--peers", default="ort", help="of " + ", ".join(sorted({p.rpartition("_")[0] for p in PEERS}))
     )
     parser.add_argument(
         "--cold", action="store_true", help="also walk through more weights than a cache holds"
     )
+    parser.add_argument(
+        "--limits", action=argparse.BooleanOptionalAction, default=True, help="measure the machine too"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.3, help="per peer, cell and round")
     parser.add_argument("--json", type=Path)
+    parser.add_argument(
+        "--roofline", type=Path, metavar="SVG", help="draw the rows against the machine's limits"
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -168,6 +210,8 @@ def main() -> None:
     print("\n".join(ratios(rows)))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    if options.roofline:
+        options.roofline.write_text(draw(rows, limits_of_this_machine()))
 
 
 if __name__ == "__main__":

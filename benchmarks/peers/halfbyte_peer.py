@@ -23,25 +23,41 @@ from halfbyte.passes.program import LayerSource
 from halfbyte.passes.scheme import Activations, Zero
 from halfbyte.passes.weight import QuantTensor
 from halfbyte.runtime.device import open_device
+from halfbyte.runtime.device_array import DeviceArray, as_float32
 from halfbyte.runtime.manifest import ParameterArchive, ParameterTensor
 from halfbyte.runtime.parameters import load_archive
 from peers import Problem
 
 
 class Halfbyte:
-    """``halfbyte::linear`` with f16 scales."""
+    """``halfbyte::linear`` with f16 scales. Where the weights are int8, 16 times the codes stand for them."""
 
-    def __init__(self, activations: str, io: str) -> None:
-        self.activations, self.io = Activations(activations), io
+    def __init__(self, activations: str, io: str, bits: int) -> None:
+        self.activations, self.io, self.bits = Activations(activations), io, bits
 
     def build(self, problem: Problem) -> None:
         target = CpuTarget.named("host")
-        packing = Packing(problem.outputs, problem.inputs, problem.group)
-        linear = Linear(target.isa, packing, self.io, "f16", Zero.SYMMETRIC, False, self.activations, 3, 0)
+        packing = Packing(problem.outputs, problem.inputs, problem.group, self.bits)
+        digits = 3 if self.io == "f32" else 2
+        linear = Linear(
+            target.isa,
+            packing,
+            self.io,
+            "f16",
+            Zero.SYMMETRIC,
+            False,
+            self.activations,
+            digits,
+            0,
+            target.soft_f16,
+        )
         layers, parameters = [], Parameters()
         for index, (codes, scale) in enumerate(zip(problem.codes, problem.scales, strict=True)):
             name = f"copy{index}"
-            weight = QuantTensor(name, torch.from_numpy(codes), torch.from_numpy(scale).half(), problem.group)
+            wide = self.bits == 8  # (16 u - 128) / 16 = u - 8
+            values = torch.from_numpy(codes) * (16 if wide else 1)
+            factors = torch.from_numpy(scale).half() / (16 if wide else 1)
+            weight = QuantTensor(name, values, factors, problem.group, bits=self.bits)
             parameters.add(name, target.pack(name, linear, LayerSource(lambda w=weight: w, None, (name,))))
             layers.append(ArchivedLayer(name, linear))
         program, _ = compile_module(layer_program(layers), target.flags, cache=False)
@@ -68,10 +84,14 @@ class Halfbyte:
         self.device = device.hal
 
     def calls(self, x: np.ndarray[Any, Any]) -> list[Callable[[], Any]]:
-        view = rt.asdevicearray(self.device, x)._buffer_view
+        carrier = x
+        if self.io == "bf16":
+            carrier = torch.from_numpy(x).bfloat16().view(torch.uint16).numpy()
+        array = DeviceArray.from_numpy(self.device, carrier, self.io)
+        view = array.view
         arguments = rt.VmVariantList(1)
         arguments.push_ref(view)
-        self.keep.append((view, arguments))
+        self.keep.append((array, arguments))
 
         def call(function: Any) -> Any:
             results = rt.VmVariantList(1)
@@ -82,4 +102,5 @@ class Halfbyte:
 
     def result(self, returned: Any) -> np.ndarray[Any, Any]:
         view = returned.get_as_object(0, rt.HalBufferView)
-        return np.array(rt.DeviceArray(self.device, view).to_host())
+        raw = DeviceArray(self.device, view, self.io).numpy()
+        return as_float32(raw, self.io)
