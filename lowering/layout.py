@@ -3,7 +3,8 @@
 codes   4 bits: i8 [N/64][K/8][4][64]. In a 64-byte line l, byte 4n + i belongs to column 16l + n; its low nibble
         is input 8j + i, its high nibble input 8j + 4 + i. A line and two masks are two operands of vpdpbusd.
         8 bits: i8 [N/64][K/8][2][4][64]: the two operands as they are.
-scale, zero, minimum   [N/64][G][64]
+        e4m3: i8 [N/64][K][64], K padded to 8.
+scale, zero, minimum   [N/64][G][64]; of e4m3 weights f32 [N/64][blocks of inputs][64], times 256
 bias    f32 [N/64 * 64]
 
 N is padded to 64 and K to 8 with zeros: the padding of K meets activation codes that are 0, the padding of N
@@ -124,3 +125,17 @@ def pack_bias(bias: torch.Tensor) -> np.ndarray:
     padded = np.zeros(up(bias.shape[0], 64), np.float32)
     padded[: bias.shape[0]] = bias.float().numpy()
     return padded
+
+
+def pack_fp8(weight: torch.Tensor) -> np.ndarray:
+    """uint8 bits of e4m3 [N, K] -> [N/64, K padded to 8, 64]."""
+    outputs, inputs = weight.shape
+    padded = np.zeros((up(outputs, 64), up(inputs, 8)), np.uint8)
+    padded[:outputs, :inputs] = weight.numpy()
+    return np.ascontiguousarray(padded.reshape(-1, 64, padded.shape[1]).transpose(0, 2, 1))
+
+
+def pack_block_scales(scale: torch.Tensor, outputs: int, block_outputs: int) -> np.ndarray:
+    """[ceil(N / block_outputs), B] of any float dtype -> float32 [N/64, B, 64], one per column, times 256."""
+    columns = scale.float().repeat_interleave(block_outputs, 0)[:outputs] * 256.0
+    return pack_groups(columns)

@@ -125,6 +125,65 @@ class Gemm:
 
 
 @dataclass(frozen=True)
+class Fp8Values:
+    """``fp8_values.mlir.j2``: the activation side of fp8 weights.
+
+    Attributes:
+        io: dtype of x.
+        quantized: to e4m3; else x stays float.
+        soft_f16: the CPU has no instruction that casts f16.
+    """
+
+    io: str
+    quantized: bool
+    soft_f16: bool = False
+
+    @property
+    def symbol(self) -> str:
+        mode = "e4m3" if self.quantized else "float"
+        return f"halfbyte_values_{mode}_{self.io}{_soft(self.soft_f16, self.io)}"
+
+    def text(self) -> str:
+        mode = "e4m3" if self.quantized else "float"
+        return render("fp8_values.mlir.j2", name=self.symbol, io=self.io, mode=mode, soft_f16=self.soft_f16)
+
+
+@dataclass(frozen=True)
+class Fp8Gemm:
+    """``fp8_gemm.mlir.j2``: e4m3 weights times f32 values.
+
+    Attributes:
+        wide: 32 vector registers of 512 bits, so larger tiles.
+        io: dtype of the result.
+        bias: whether a bias is added.
+        soft_f16: the CPU has no instruction that casts f16.
+    """
+
+    wide: bool
+    io: str
+    bias: bool
+    soft_f16: bool = False
+
+    @property
+    def symbol(self) -> str:
+        rest = ("_bias" if self.bias else "") + ("_softf16" if self.soft_f16 else "")
+        return f"halfbyte_gemm_fp8_{'wide' if self.wide else 'narrow'}_{self.io}{rest}"
+
+    def text(self) -> str:
+        return render(
+            "fp8_gemm.mlir.j2",
+            name=self.symbol,
+            io=self.io,
+            bias=self.bias,
+            soft_f16=self.soft_f16,
+            columns=64 if self.wide else 16,
+            heights=(6, 4, 2, 1) if self.wide else (4, 2, 1),
+            row_block=_ROW_BLOCK,
+            panel=48,
+        )
+
+
+@dataclass(frozen=True)
 class CacheAppend:
     """``cache_append.mlir.j2``: new rows into a cache, in place."""
 
