@@ -105,8 +105,8 @@ def pack_codes(weight: QuantTensor) -> np.ndarray:
         packed = np.ascontiguousarray(lines.transpose(0, 3, 4, 1, 2, 5))
         return packed.reshape(-1, padded.shape[1] // 8, 2, 4, 64)
     halves = lines.transpose(0, 3, 1, 4, 2, 5)
-    packed = halves[:, :, :, 0] | (halves[:, :, :, 1] << 4)
-    return np.ascontiguousarray(packed).reshape(-1, padded.shape[1] // 8, 4, 64)
+    nibbles = np.bitwise_or(halves[:, :, :, 0], halves[:, :, :, 1] << 4)
+    return np.ascontiguousarray(nibbles).reshape(-1, padded.shape[1] // 8, 4, 64)
 
 
 def pack_groups(values: torch.Tensor) -> np.ndarray:

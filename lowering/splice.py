@@ -19,13 +19,15 @@ from iree.compiler import ir
 
 from halfbyte.errors import CompilerError
 from halfbyte.lowering.importer import Imported
+from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, render
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.targets.cpu import CpuTarget
-from halfbyte.passes.program import Program, state_value
+from halfbyte.passes.program import LayerSource, Program, state_value
 from halfbyte.passes.scheme import Activations, Zero
+from halfbyte.passes.weight import Fp8Tensor, quant_tensor
 
 SCOPE = "model"
 _VTENSOR = re.compile(r"!torch\.vtensor<\[(.*)\],([\w]+)>$")
@@ -104,6 +106,7 @@ class _Splicer:
         state = self.imported.state[entry]
         lowerings: Mapping[str, Callable[[str, Any], None]] = {
             "torch.halfbyte.linear": self._linear,
+            "torch.halfbyte.fp8_block_linear": self._fp8_block_linear,
             "torch.halfbyte.cache_append": self._cache_append,
             "torch.halfbyte.quantize_per_token": self._quantize_per_token,
         }
@@ -180,7 +183,40 @@ class _Splicer:
             min_tokens,
             self.target.soft_f16,
         )
-        source = self.program.layers[name]
+        source = self.program.layers.get(name)
+        if source is None:  # a graph that uses the operator itself: its state is the weight
+            parts = [
+                None if _is_none(part) else self._state(entry, part) for part in (codes, scale, zero, minimum)
+            ]
+            weight, bias_value = (
+                quant_tensor(name, parts, inputs, group_size, bits),
+                self._optional(entry, bias),
+            )
+            source = LayerSource(lambda: weight, bias_value, (name,))
+        self._call_linear(op, x, linear, name, source)
+
+    def _fp8_block_linear(self, entry: str, op: Any) -> None:
+        x, weight, scale, bias, *settings = op.operands
+        block_outputs, block_inputs, activations = (_constant(value) for value in settings)
+        shaped, result = _Shaped.of(x), _Shaped.of(op.results[0])
+        inputs, outputs = shaped.shape[-1], result.shape[-1]
+        assert inputs is not None and outputs is not None
+        name = self._state_name(entry, weight).removesuffix(".codes")
+        source = self.program.layers.get(name)
+        if source is None:
+            found = Fp8Tensor(
+                name, self._state(entry, weight), self._state(entry, scale), block_outputs, block_inputs
+            )
+            source = LayerSource(lambda: found, self._optional(entry, bias), (name,))
+        quantized, has_bias = activations == "fp8", not _is_none(bias)
+        linear = self.target.fp8_linear(outputs, inputs, block_inputs, shaped.dtype, has_bias, quantized)
+        self._call_linear(op, x, linear, name, source)
+
+    def _call_linear(
+        self, op: Any, x: Any, linear: Linear | Fp8Linear, name: str, source: LayerSource
+    ) -> None:
+        """A call of the linear's function with its packed weight, in place of the operator."""
+        shaped, result = _Shaped.of(x), _Shaped.of(op.results[0])
         group = self.parameters.add(name, self.target.pack(name, linear, source))
         for member in source.members:
             self.kernels[member] = linear.label
@@ -195,14 +231,23 @@ class _Splicer:
             callee=linear.symbol,
             shape=shaped.shape[:-1],
             count=shaped.count,
-            K=inputs,
-            N=outputs,
+            K=shaped.shape[-1],
+            N=result.shape[-1],
             io=shaped.dtype,
             weights=linear.arguments,
         )
         weights = [self._global(spec) for spec in group.tensors]
         [y] = _call(wrapper, [result.type], [_builtin(x), *weights])
         _replace(op, [y])
+
+    def _state(self, entry: str, value: Any) -> torch.Tensor:
+        return state_value(self.program.entries[entry], self._state_name(entry, value))
+
+    def _optional(self, entry: str, value: Any) -> Callable[[], torch.Tensor] | None:
+        if _is_none(value):
+            return None
+        found = self._state(entry, value)  # now: the MLIR value will be gone when the archive is written
+        return lambda: found
 
     def _cache_append(self, entry: str, op: Any) -> None:
         cache, rows, _ = (_Shaped.of(value) for value in op.operands)

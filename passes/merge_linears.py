@@ -108,7 +108,7 @@ def _merge(
         sources = [program.layers[member] for member in members]
         has_bias = sources[0].bias is not None
         program.layers[name] = LayerSource(
-            lambda: join_weights(name, [source.weight() for source in sources]),
+            lambda: join_weights(name, [integer_weight(source) for source in sources]),
             _join_biases([source.bias for source in sources if source.bias]) if has_bias else None,
             members,
         )
@@ -125,6 +125,13 @@ def merged_name(members: tuple[str, ...]) -> str:
         shared += 1
     prefix = "".join(part + "." for part in paths[0][:shared])
     return prefix + "+".join(member[len(prefix) :] for member in members)
+
+
+def integer_weight(source: LayerSource) -> QuantTensor:
+    """The weight behind a ``halfbyte::linear``."""
+    weight = source.weight()
+    assert isinstance(weight, QuantTensor)
+    return weight
 
 
 def join_weights(name: str, parts: list[QuantTensor]) -> QuantTensor:

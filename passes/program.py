@@ -12,7 +12,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
 from halfbyte.passes.report import Report
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class LayerSource:
         members: the layers this one was merged from, in column order; the layer itself if it was not.
     """
 
-    weight: Callable[[], QuantTensor]
+    weight: Callable[[], QuantTensor | Fp8Tensor]
     bias: Callable[[], torch.Tensor] | None
     members: tuple[str, ...]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,6 +99,48 @@ class QuantTensor:
         out = torch.empty_like(weight)
         out[:, self.permutation] = weight
         return out
+
+
+def quant_tensor(
+    name: str, parts: Sequence[torch.Tensor | None], inputs: int, group_size: int, bits: int
+) -> QuantTensor:
+    """A `QuantTensor` from the tensors that ``halfbyte::linear`` takes: codes, scale, zero, minimum."""
+    codes, scale, zero, minimum = parts
+    assert codes is not None and scale is not None
+    loose = unpack_nibbles(codes, inputs) if bits == 4 else codes
+    return QuantTensor(name, loose, scale, group_size, zero, minimum, bits=bits)
+
+
+@dataclass(frozen=True)
+class Fp8Tensor:
+    """An e4m3 weight ``W[n, k] = e4m3(bits[n, k]) * scale[n // block_outputs, k // block_inputs]``.
+
+    Attributes:
+        name: module path of the layer.
+        bits: uint8 [N, K]; no NaN (0x7f, 0xff).
+        scale: float [ceil(N / block_outputs), ceil(K / block_inputs)].
+        block_outputs: outputs that share a scale; N for one scale per column of blocks.
+        block_inputs: inputs that share a scale; K for scales that span a row.
+    """
+
+    name: str
+    bits: torch.Tensor
+    scale: torch.Tensor
+    block_outputs: int
+    block_inputs: int
+
+    def __post_init__(self) -> None:
+        n, k = self.bits.shape
+        wanted = (-(-n // self.block_outputs), -(-k // self.block_inputs))
+        if tuple(self.scale.shape) != wanted:
+            raise ValueError(f"{self.name}: scale has shape {list(self.scale.shape)}, wanted {list(wanted)}")
+        if bool(((self.bits & 127) == 127).any()):
+            raise ValueError(f"{self.name}: the weight holds NaN")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Logical (N, K) = (outputs, inputs)."""
+        return self.bits.shape[0], self.bits.shape[1]
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from halfbyte.errors import UsageError
 from halfbyte.lowering import layout
+from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.isa import BEST_FIRST, InstructionSet, best
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.parameters import ParameterGroup, TensorSpec
 from halfbyte.passes.program import LayerSource
+from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 from halfbyte.runtime.cpu_features import architecture, host_features
 
 # Of a host's features those that code generation uses: a machine may lack the others and still run the program.
@@ -109,25 +110,36 @@ class CpuTarget:
             )
         return flags
 
-    def pack(self, name: str, linear: Linear, source: LayerSource) -> ParameterGroup:
+    def pack(self, name: str, linear: Linear | Fp8Linear, source: LayerSource) -> ParameterGroup:
         """The packed weight of a layer, as the kernels of ``linear`` take it."""
         specs = tuple(TensorSpec(f"{name}.{a.name}", a.shape, a.dtype) for a in linear.arguments)
 
         def make() -> dict[str, np.ndarray]:
-            weight = source.weight()
-            made = {
-                "codes": layout.pack_codes(weight),
-                "scale": layout.pack_groups(weight.scale),
-            }
-            for part, values in (("zero", weight.zero), ("minimum", weight.minimum)):
-                if values is not None:
-                    made[part] = layout.pack_groups(values)
+            made = _packed(source.weight())
             if linear.bias:
-                bias = source.bias() if source.bias else torch.zeros(linear.packing.outputs)
-                made["bias"] = layout.pack_bias(bias)
+                assert source.bias is not None
+                made["bias"] = layout.pack_bias(source.bias())
             return {spec.key: made[spec.key.rpartition(".")[2]] for spec in specs}
 
         return ParameterGroup(specs, make)
+
+    def fp8_linear(
+        self, outputs: int, inputs: int, block: int, io: str, bias: bool, quantized: bool
+    ) -> Fp8Linear:
+        """The kernels of a linear with e4m3 weights."""
+        return Fp8Linear(outputs, inputs, block, io, bias, quantized, self.isa.lanes == 16, self.soft_f16)
+
+
+def _packed(weight: QuantTensor | Fp8Tensor) -> dict[str, np.ndarray]:
+    """The tensors of a weight in the layout of this target, without the bias."""
+    if isinstance(weight, Fp8Tensor):
+        scales = layout.pack_block_scales(weight.scale, weight.shape[0], weight.block_outputs)
+        return {"codes": layout.pack_fp8(weight.bits), "scale": scales}
+    made = {"codes": layout.pack_codes(weight), "scale": layout.pack_groups(weight.scale)}
+    for part, values in (("zero", weight.zero), ("minimum", weight.minimum)):
+        if values is not None:
+            made[part] = layout.pack_groups(values)
+    return made
 
 
 def names() -> list[str]:
