@@ -110,7 +110,11 @@ def _plan(layer: LayerInfo, wanted: str, on_unsupported: str) -> LayerPlan:
 
     if layer.scheme is not None:
         activations = choose_activations(layer, wanted).value
-        plan = "W4A8: int8 activations per token" if activations == "int8" else "W4A16: float activations, digit planes"
+        plan = (
+            "W4A8: int8 activations per token"
+            if activations == "int8"
+            else "W4A16: float activations, digit planes"
+        )
         group, scheme = layer.scheme.group_size, str(layer.scheme)
         return LayerPlan(layer.name, layer.shape, layer.storage, scheme, group, activations, plan)
     plan = "float"

@@ -76,6 +76,12 @@ class QuantTensor:
             self.permutation is not None,
         )
 
+    def same_values(self, other: QuantTensor) -> bool:
+        """Whether the other weight differs in nothing but its name."""
+        parts = ("codes", "scale", "zero", "minimum", "permutation")
+        equal = all(same(getattr(self, part), getattr(other, part)) for part in parts)
+        return equal and self.group_size == other.group_size
+
     def nibbles(self) -> torch.Tensor:
         """uint8 [N, ceil(K / 2)]: low nibble = even k. The form ``halfbyte::linear`` takes."""
         return pack_nibbles(self.codes)
@@ -94,6 +100,13 @@ class QuantTensor:
         out = torch.empty_like(weight)
         out[:, self.permutation] = weight
         return out
+
+
+def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two tensors have equal values and dtypes, or neither is there."""
+    if one is None or other is None:
+        return one is other
+    return one.dtype is other.dtype and torch.equal(one, other)
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
