@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from halfbyte.compile_model import compile_model as compile
     from halfbyte.inspect_model import inspect
     from halfbyte.lowering.options import CompileOptions
-    from halfbyte.rewrite import rewrite
+    from halfbyte.rewrite_model import rewrite
     from halfbyte.runtime import load
 
 __version__ = "0.1.0"
@@ -33,7 +33,7 @@ _HOMES = {
     "compile": ("halfbyte.compile_model", "compile_model"),
     "inspect": ("halfbyte.inspect_model", "inspect"),
     "load": ("halfbyte.runtime", "load"),
-    "rewrite": ("halfbyte.rewrite", "rewrite"),
+    "rewrite": ("halfbyte.rewrite_model", "rewrite"),
 }
 
 

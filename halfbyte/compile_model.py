@@ -292,7 +292,7 @@ def _from_graph(
 ) -> tuple[Program, _Facts]:
     from halfbyte.passes.program import Program
     from halfbyte.passes.report import raise_refusals
-    from halfbyte.rewrite import rewrite
+    from halfbyte.rewrite_model import rewrite
     from halfbyte.runtime.manifest import Model
 
     with watch("rewrite"):
@@ -313,7 +313,9 @@ def _compile(spliced: Spliced, target: CpuTarget, options: CompileOptions, progr
     from halfbyte.lowering.bundle import write_json
     from halfbyte.lowering.compiler import compile_module
 
-    flags = ["--iree-input-type=torch", *target.flags, *options.iree_flags]
+    # Without the second flag f64 arguments and parameters are read as f32 (IREE 3.13).
+    importing = ["--iree-input-type=torch", "--iree-input-demote-f64-to-f32=false"]
+    flags = [*importing, *target.flags, *options.iree_flags]
     dump_dir = None if options.dump_dir is None else options.dump_dir / target.cpu
     if options.dump_dir is not None:
         for name, entry in program.entries.items():

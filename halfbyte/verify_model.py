@@ -251,9 +251,9 @@ def _layer_bundle(
     from halfbyte.lowering.compiler import compile_module
     from halfbyte.lowering.layer_program import layer_program
     from halfbyte.lowering.targets.cpu import CpuTarget
-    from halfbyte.runtime.program import choose_program
     from halfbyte.runtime import load
     from halfbyte.runtime.manifest import FILE_NAME, EntryPoint, Manifest, Model, Tensor
+    from halfbyte.runtime.program import choose_program
 
     program = choose_program(bundle.device, bundle.manifest)
     target = CpuTarget.named(program.cpu or "host")

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
+from halfbyte.lowering.decode_attention import grouped_queries
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,14 @@ def export_decoder(
     still: tuple[None, ...] = (None,) * len(caches)
     with torch.no_grad():
         step = Step(model)
-        return {
+        programs = {
             "forward": torch.export.export(
                 Forward(model), (some,), dynamic_shapes={"tokens": {0: length}}, strict=False
             ),
             "prefill": torch.export.export(
                 step, (some, position, *caches), dynamic_shapes=({0: length}, None, still), strict=False
             ),
-            "decode": torch.export.export(step, (some[:1], position, *caches), strict=False),
         }
+        with grouped_queries():
+            programs["decode"] = torch.export.export(step, (some[:1], position, *caches), strict=False)
+        return programs

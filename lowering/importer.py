@@ -56,6 +56,12 @@ def topk_by_argmax(
     return torch.stack(values, -1), torch.stack(indices, -1)
 
 
+def right_shift(x: torch.Tensor, by: torch.Tensor | int) -> torch.Tensor:
+    """x >> by, arithmetic for signed and logical for unsigned integers, as the operator torch-mlir knows."""
+    amount = by if isinstance(by, torch.Tensor) else torch.full((), by, dtype=x.dtype)
+    return torch.bitwise_right_shift(x, amount)
+
+
 def decompositions() -> dict[Any, Any]:
     """The core table, minus attention (which lowers whole), plus what torch-mlir has no lowering for."""
     table = torch.export.default_decompositions()
@@ -65,6 +71,7 @@ def decompositions() -> dict[Any, Any]:
     )
     table.update(extra)
     table[_aten.topk.default] = topk_by_argmax
+    table[_aten.__rshift__.Tensor] = table[_aten.__rshift__.Scalar] = right_shift
     return dict(table.items())
 
 
@@ -87,6 +94,7 @@ def import_entries(entries: Mapping[str, ExportedProgram]) -> Imported:
     names: dict[str, list[str]] = {}
     for name, entry in entries.items():
         lowered = entry.run_decompositions(decompositions())
+        _drop_none_results(lowered)
         state[name], values[name], names[name] = _as_arguments(name, lowered)
         outputs = {node.name: node.meta.get("val") for node in lowered.graph.nodes}
         results[name] = [outputs.get(spec.arg.name) for spec in lowered.graph_signature.output_specs]
@@ -97,6 +105,15 @@ def import_entries(entries: Mapping[str, ExportedProgram]) -> Imported:
                 "torch-mlir cannot import this graph", where=f"entry point {name}", found=str(error)[:2000]
             ) from error
     return Imported(str(importer.module), state, values, results, names)
+
+
+def _drop_none_results(entry: ExportedProgram) -> None:
+    """Leaves out results that are None, as models' output classes have them."""
+    output, signature = entry.graph.output_node(), entry.graph_signature
+    results: Any = output.args[0]
+    kept = [index for index, result in enumerate(results) if result is not None]
+    output.args = (tuple(results[index] for index in kept),)
+    signature.output_specs[:] = [signature.output_specs[index] for index in kept]
 
 
 def _as_arguments(name: str, entry: ExportedProgram) -> tuple[list[str | None], list[Any], list[str]]:

@@ -27,7 +27,7 @@ from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.passes.program import LayerSource, Program, state_value
 from halfbyte.passes.scheme import Activations, Zero
-from halfbyte.passes.weight import Fp8Tensor, quant_tensor
+from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"
 _VTENSOR = re.compile(r"!torch\.vtensor<\[(.*)\],([\w]+)>$")
@@ -100,6 +100,7 @@ class _Splicer:
     helpers: dict[str, str] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=Parameters)
     kernels: dict[str, str] = field(default_factory=dict)
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def function(self, function: Any) -> None:
         entry = ir.StringAttr(function.attributes["sym_name"]).value
@@ -145,7 +146,7 @@ class _Splicer:
         shaped = _Shaped.of(argument)
         stored = "i8" if shaped.dtype == "i1" else shaped.dtype
         source = self.program.tensors.get(name)
-        key = name if source is None else source.key
+        key = self._own_key(entry, name) if source is None else source.key
         size = tuple(0 if d is None else d for d in shaped.shape)
         spec = TensorSpec(key, size, stored)
         value = (lambda: state_value(self.program.entries[entry], name)) if source is None else source.load
@@ -154,6 +155,12 @@ class _Splicer:
         if shaped.dtype == "i1":
             loaded = _create("arith.trunci", [ir.Type.parse(shaped.type)], [loaded])
         return _create("torch_c.from_builtin_tensor", [argument.type], [loaded])
+
+    def _own_key(self, entry: str, name: str) -> str:
+        """The state's name, after the entry point's where another has a different tensor of that name."""
+        value = state_value(self.program.entries[entry], name)
+        kept = self.values.setdefault(name, value)
+        return name if kept is value or same(kept, value) else f"{entry}.{name}"
 
     def _global(self, spec: TensorSpec) -> Any:
         text = f'util.global private @"{spec.key}" = #flow.parameter.named<"{SCOPE}"::"{spec.key}"> : {spec.type}'

@@ -16,14 +16,16 @@ from halfbyte.passes.program import (
     LayerSource,
     Program,
     add_state,
+    added_state,
     drop_dead_state,
+    integer_weight,
     replace,
     state_names,
 )
 from halfbyte.passes.report import LayerRow, Refusal
 from halfbyte.passes.scheme import Activations, mode_name
 from halfbyte.passes.state_eval import StateEval
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.weight import QuantTensor, same
 
 _aten = torch.ops.aten
 _ADD = (_aten.add.Tensor,)
@@ -183,7 +185,9 @@ def _dequantization(evaluate: StateEval, product: _Product) -> _Dequantized | No
         like = evaluate(root)
         if any(part is not None and not _broadcasts(part, like) for part in parts):
             continue
-        full = [None if part is None else _replay(part.expand(like.shape), passed) for part in parts]
+        full = [
+            None if part is None else _replay(part.expand(like.shape).contiguous(), passed) for part in parts
+        ]
         if product.transposed:
             full = [None if part is None else part.T for part in full]
         code, offset, factor, least = full
@@ -272,16 +276,16 @@ def _insert(
     weight: QuantTensor,
     options: FindDequantizedLinears,
 ) -> None:
-    name, dtype = weight.name, product.node.meta["val"].dtype
+    dtype = product.node.meta["val"].dtype
     digits = options.digits or (3 if dtype == torch.float32 else 2)
-    names = state_names(entry)
     bias = None if product.bias is None else StateEval(entry)(product.bias).float()
-    if f"{name}.codes" in names.values():  # the same layer called twice
-        known = {state: placeholder for placeholder, state in names.items()}
-        nodes = {node.name: node for node in entry.graph.nodes if node.op == "placeholder"}
-        state = lambda tensor, value: None if value is None else nodes[known[f"{name}.{tensor}"]]  # noqa: E731
-    else:
-        state = lambda tensor, value: None if value is None else add_state(entry, f"{name}.{tensor}", value)  # noqa: E731
+    name = _free_name(program, weight, bias)
+    placed = added_state(entry)
+
+    def state(tensor: str, value: torch.Tensor | None) -> torch.fx.Node | None:
+        known = placed.get(f"{name}.{tensor}")  # of the same layer called twice
+        return known if known is not None or value is None else add_state(entry, f"{name}.{tensor}", value)
+
     arguments = [
         state("codes", weight.packed()),
         state("scale", weight.scale),
@@ -304,6 +308,18 @@ def _insert(
         mode = mode_name(weight.bits, options.activations)
         row = LayerRow(name, weight.shape, "graph", str(weight.scheme), options.activations.value, mode)
         program.report.layers.append(row)
+
+
+def _free_name(program: Program, weight: QuantTensor, bias: torch.Tensor | None) -> str:
+    """The layer's name, with a number where its module holds another weight too."""
+    name, count = weight.name, 1
+    while name in program.layers:
+        source = program.layers[name]
+        if integer_weight(source).same_values(weight) and same(source.bias() if source.bias else None, bias):
+            break
+        count += 1
+        name = f"{weight.name}_{count}"
+    return name
 
 
 def _layer_name(entry: ExportedProgram, product: _Product) -> str:

@@ -14,6 +14,7 @@ from halfbyte.passes.program import (
     Program,
     add_state,
     drop_dead_state,
+    integer_weight,
     linear_nodes,
     replace,
     state_names,
@@ -125,13 +126,6 @@ def merged_name(members: tuple[str, ...]) -> str:
         shared += 1
     prefix = "".join(part + "." for part in paths[0][:shared])
     return prefix + "+".join(member[len(prefix) :] for member in members)
-
-
-def integer_weight(source: LayerSource) -> QuantTensor:
-    """The weight behind a ``halfbyte::linear``."""
-    weight = source.weight()
-    assert isinstance(weight, QuantTensor)
-    return weight
 
 
 def join_weights(name: str, parts: list[QuantTensor]) -> QuantTensor:

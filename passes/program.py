@@ -87,22 +87,58 @@ def state_value(program: ExportedProgram, name: str) -> torch.Tensor:
 
 
 def add_state(program: ExportedProgram, name: str, value: torch.Tensor) -> torch.fx.Node:
-    """Adds a buffer to an exported program and returns its placeholder."""
+    """Adds a buffer to an exported program and returns its placeholder, marked in ``meta`` as ours.
+
+    A state of that name that the program brought along gets another: a module of the user may well call its
+    buffers ``codes`` or ``bias``.
+    """
     graph = program.graph
+    _make_way(program, name)
+    label, taken = (
+        "b_" + "".join(c if c.isalnum() else "_" for c in name),
+        {node.name for node in graph.nodes},
+    )
+    while label in taken:  # torch names placeholders behind the back of the graph's own bookkeeping
+        label += "_"
     first = next(iter(graph.nodes))
     with graph.inserting_before(first):
-        node = graph.placeholder("b_" + "".join(c if c.isalnum() else "_" for c in name))
+        node = graph.placeholder(label)
     mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
-    node.meta["val"] = mode.from_tensor(value, static_shapes=True)
+    node.meta["val"], node.meta["halfbyte"] = mode.from_tensor(value, static_shapes=True), True
     spec = InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True)
     program.graph_signature.input_specs.insert(0, spec)
     program.state_dict[name] = value
     return node
 
 
+def added_state(program: ExportedProgram) -> dict[str, torch.fx.Node]:
+    """State name -> placeholder, for what `add_state` added."""
+    names = state_names(program)
+    nodes = (node for node in program.graph.nodes if node.op == "placeholder" and "halfbyte" in node.meta)
+    return {names[node.name]: node for node in nodes}
+
+
+def _make_way(program: ExportedProgram, name: str) -> None:
+    taken = {spec.target for spec in program.graph_signature.input_specs}
+    if name not in taken:
+        return
+    other = f"{name}_given"
+    while other in taken:
+        other += "_"
+    for spec in (*program.graph_signature.input_specs, *program.graph_signature.output_specs):
+        if spec.target == name:
+            spec.target = other
+    for values in (program.state_dict, program.constants):
+        if name in values:
+            values[other] = values.pop(name)
+
+
 def drop_dead_state(program: ExportedProgram) -> None:
     """Removes nodes nobody uses, and then parameters, buffers and constants nobody reads."""
     graph, specs = program.graph, program.graph_signature.input_specs
+    for node in list(graph.nodes):  # checks that hold for every tensor of an exported graph keep state alive
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            graph.erase_node(node)
     graph.eliminate_dead_code()
     names = state_names(program)
     for node in list(graph.nodes):
@@ -120,3 +156,10 @@ def replace(program: ExportedProgram, old: torch.fx.Node, new: torch.fx.Node) ->
     old.replace_all_uses_with(new)
     program.graph_signature.replace_all_uses(old.name, new.name)
     program.graph.erase_node(old)
+
+
+def integer_weight(source: LayerSource) -> QuantTensor:
+    """The weight behind a ``halfbyte::linear``."""
+    weight = source.weight()
+    assert isinstance(weight, QuantTensor)
+    return weight

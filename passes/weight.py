@@ -84,6 +84,12 @@ class QuantTensor:
         """The form ``halfbyte::linear`` takes: uint8 [N, ceil(K / 2)], low nibble = even k; [N, K] for 8 bits."""
         return pack_nibbles(self.codes) if self.bits == 4 else self.codes
 
+    def same_values(self, other: QuantTensor) -> bool:
+        """Whether the other weight differs in nothing but its name."""
+        parts = ("codes", "scale", "zero", "minimum", "permutation")
+        equal = all(same(getattr(self, part), getattr(other, part)) for part in parts)
+        return equal and (self.group_size, self.bits) == (other.group_size, other.bits)
+
     def dequantize(self) -> torch.Tensor:
         """float32 [N, K] in the layer's own input order, one rounding per operation (as the formats define it)."""
         group = torch.arange(self.shape[1]) // self.group_size
@@ -141,6 +147,13 @@ class Fp8Tensor:
     def shape(self) -> tuple[int, int]:
         """Logical (N, K) = (outputs, inputs)."""
         return self.bits.shape[0], self.bits.shape[1]
+
+
+def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    """Whether two tensors have equal values and dtypes, or neither is there."""
+    if one is None or other is None:
+        return one is other
+    return one.dtype is other.dtype and torch.equal(one, other)
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:

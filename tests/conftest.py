@@ -1,0 +1,25 @@
+"""What all tests share: a path for the modules beside this file, the checkpoints, a cache of compiled programs."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+# Never the user's cache of compiled programs. pytest-xdist's workers inherit the variable and share one folder.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["HALFBYTE_CACHE"] = tempfile.mkdtemp(prefix="halfbyte-tests-")
+    atexit.register(shutil.rmtree, os.environ["HALFBYTE_CACHE"], ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def checkpoints() -> Path:
+    """Small checkpoints by the tools people use, good and malformed, with expected values."""
+    return Path(__file__).parent / "data" / "checkpoints"

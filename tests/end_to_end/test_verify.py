@@ -1,0 +1,102 @@
+"""halfbyte verify: right bundles pass, bundles that were tampered with do not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import iree.runtime as rt
+import pytest
+
+from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.verify_model import Limits, verify
+
+Compile = Callable[..., Path]
+Main = Callable[..., int]
+V2, ACT_ORDER, Q4_1 = "llama-gptq-v2-asym-g32", "qwen2-gptq-v1-actorder-g32", "llama-gguf-q4_1"
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        (ACT_ORDER, {}),
+        (Q4_1, {"activations": "int8"}),
+        (V2, {"activations": "int8", "min_tokens": 5}),
+        ("base-gptq", {"dtype": "f16"}),
+    ],
+)
+def test_every_layer_has_the_bits_of_its_reference(
+    checkpoints: Path, compiled: Compile, name: str, options: dict[str, object]
+) -> None:
+    found = verify(compiled(name, **options), checkpoints / name, tokens=[3, 99, 500 % 32, 7, 7, 21])
+    assert found.failures == ()
+    assert all(check.equal and check.error == 0 and check.rows == 6 for check in found.layers)
+    archive = json.loads((compiled(name, **options) / "manifest.json").read_text())["parameters"][0]
+    assert len(found.layers) == sum(key.endswith(".codes") for key in archive["tensors"])
+    limit = 1e-2 if options else 3e-6
+    assert max(check.float_error for check in found.layers) < (0.1 if "activations" in options else limit)
+    assert found.step_error <= (0 if not options else 3e-2)
+    assert found.tokens == 6
+
+
+def flip_a_nibble(bundle: Path, layer: str, by: int = 8) -> None:
+    """Changes one weight of a layer: column 0, input 0."""
+    path = bundle / "model.n64k8.irpa"
+    index = rt.ParameterIndex()
+    index.load(str(path), mmap=False)
+    [place] = [entry.file_storage[1] for key, entry in index.items() if key == f"{layer}.codes"]
+    del index
+    content = bytearray(path.read_bytes())
+    content[place] ^= by
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def tampered(compiled: Compile, tmp_path: Path) -> Path:
+    folder = tmp_path / "tampered"
+    shutil.copytree(compiled(V2), folder)
+    flip_a_nibble(folder, "model.layers.1.mlp.down_proj")
+    return folder
+
+
+def test_one_wrong_weight_fails_its_layer(
+    checkpoints: Path, tampered: Path, main: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("verify", tampered, checkpoints / V2, "--tokens", "176,5,271,9") == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"error: {tampered}: ")
+    assert "model.layers.1.mlp.down_proj: error" in captured.err
+    assert "model.layers.0" not in captured.err
+    assert "layers: 7 of 8 equal the reference bit for bit" in captured.out
+    assert main("verify", tampered, checkpoints / V2, "--tokens", "176,5", "--json", "--max-layer-error", "9",
+                "--max-logits-error", "9", "--max-kl", "9") == 0  # fmt: skip
+    found = json.loads(capsys.readouterr().out)
+    wrong = [check["name"] for check in found["layers"] if not check["equal"]]
+    assert wrong == ["model.layers.1.mlp.down_proj"]
+    assert found["failures"] == []
+
+
+def test_passes_on_the_command_line(
+    checkpoints: Path, compiled: Compile, main: Main, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("verify", compiled(V2), checkpoints / V2) == 0
+    assert "layers: 8 of 8 equal the reference bit for bit" in capsys.readouterr().out
+
+
+def test_limits_are_kept(checkpoints: Path, compiled: Compile) -> None:
+    found = verify(compiled(V2), checkpoints / V2, tokens=[1, 2, 3], limits=Limits(logits=1e-12, kl=-1.0))
+    assert [failure.split(":")[0] for failure in found.failures] == [
+        "logits",
+        "logits",
+        "prefill and decode",
+    ][: len(found.failures)]
+    assert len(found.failures) >= 2
+
+
+def test_another_checkpoint_is_refused(checkpoints: Path, compiled: Compile) -> None:
+    with pytest.raises(CheckpointError, match="the bundle holds a layer that the checkpoint does not"):
+        verify(compiled(V2), checkpoints / "base-gptq", tokens=[1, 2])
+    with pytest.raises(UsageError, match="at least two tokens"):
+        verify(compiled(V2), checkpoints / V2, tokens=[1])

@@ -1,0 +1,97 @@
+"""Which linears the kernels are compared on: every pair of settings, and shapes that do not fit tiles."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from layer_bundles import Case
+from numpy_twin import TYPES, Array, linear
+from random_layers import KINDS, random_activations, random_weight, telling_rows
+
+DIGITS, NAMES = (1, 2, 3), tuple(TYPES)
+# N, K, group size. Columns that do not fill a tile of 64; K that no tile divides; ragged last groups, channelwise
+# groups with K no multiple of 8, groups larger and smaller than 128, more than one panel of 128 inputs.
+SHAPES = (
+    *(
+        (8, 8, 8),
+        (65, 96, 32),
+        (40, 192, 128),
+        (20, 132, 132),
+        (130, 520, 256),
+        (5, 35, 35),
+        (64, 1024, 1024),
+    ),
+    *(
+        (24, 136, 24),
+        (72, 384, 96),
+        (12, 3, 3),
+        (1, 48, 16),
+        (129, 320, 64),
+        (66, 200, 200),
+        (16, 2056, 1024),
+    ),
+)
+ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 49, 97, 130)
+LARGE = {"kernel_131072": (0, 1, 3, 9), "kernel_8256": (0, 1, 3, 9)}
+
+
+def settings() -> list[tuple[int, str, str, str, bool]]:
+    """18 of the 162 combinations of digits, zero points, io, scale dtype and bias: every pair of values occurs."""
+    out = []
+    for bias in (0, 1):
+        for a in range(3):
+            for b in range(3):
+                io, scale = NAMES[(a + b + bias) % 3], NAMES[(a + 2 * b + bias) % 3]
+                out.append((DIGITS[a], KINDS[b], io, scale, bool(bias)))
+    return out
+
+
+def cases() -> dict[str, Case]:
+    """By name; three shapes for every combination."""
+    out, seed = {}, 0
+    for digits, kind, io, scale, bias in settings():
+        for _ in range(3):
+            outputs, inputs, group_size = SHAPES[seed % len(SHAPES)]
+            mode = "int8" if digits == 1 else f"planes{digits}"
+            name = f"{mode}_{kind}_{io}_{scale}_{'bias_' * bias}{outputs}x{inputs}_g{group_size}"
+            weight = random_weight(seed, outputs, inputs, group_size, kind, scale, bias)
+            out[name] = Case(name, weight, io, digits)
+            seed += 1
+    digits, kind, io, scale, bias = settings()[0]
+    for name, shape in (("kernel_131072", (3, 131072, 131072)), ("kernel_8256", (24, 8256, 64))):
+        for digits in (1, 3):
+            _, kind, io, scale, bias = next(s for s in settings() if s[0] == digits)
+            weight = random_weight(digits, *shape, kind, scale, bias)
+            out[f"{name}_p{digits}"] = Case(f"{name}_p{digits}", weight, io, digits)
+    for few in (2, 3):
+        _, kind, io, scale, bias = next(s for s in settings() if s[0] == few and s[4])
+        weight = random_weight(few, 70, 192, 64, kind, scale, bias)
+        out[f"min_tokens_{few}"] = Case(f"min_tokens_{few}", weight, io, 1, min_tokens=4, few=few)
+    return out
+
+
+CASES = cases()
+
+
+def rows_of(case: Case) -> tuple[int, ...]:
+    return LARGE.get(case.name.rpartition("_")[0], ROWS)
+
+
+@functools.cache
+def activations(name: str) -> Array:
+    """Ordinary rows with the telling ones among them, as many as the largest batch."""
+    case = CASES[name]
+    rows, inputs = max(rows_of(case)), case.weight.codes.shape[1]
+    if rows < 20:
+        x = random_activations(1, rows, inputs, case.io)
+        x[1] = np.abs(x[1])
+        return x
+    random = random_activations(inputs, rows, inputs, case.io)
+    return np.concatenate([random[:3], telling_rows(inputs, case.io), random])[:rows]
+
+
+@functools.cache
+def expected(name: str, digits: int) -> Array:
+    """The twin's outputs. A batch's are the first of these, since rows do not touch each other."""
+    return linear(activations(name), CASES[name].weight, digits)

@@ -1,0 +1,120 @@
+"""Bundles of single quantized linears: one function each, so that one compilation serves many tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from numpy_twin import Array, Weight
+from torch_bridge import quant_tensor, tensor
+
+from halfbyte.lowering.archive import write_archive
+from halfbyte.lowering.compiler import compile_module
+from halfbyte.lowering.kernels.isa import InstructionSet
+from halfbyte.lowering.kernels.linear import Linear
+from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
+from halfbyte.lowering.layout import Packing
+from halfbyte.lowering.parameters import Parameters
+from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.passes.program import LayerSource
+from halfbyte.passes.scheme import Activations, Zero
+from halfbyte.runtime import Bundle, load
+from halfbyte.runtime.manifest import (
+    FILE_NAME,
+    EntryPoint,
+    Manifest,
+    Model,
+    ParameterArchive,
+    ParameterTensor,
+    Program,
+    Tensor,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A linear to compile. digits 1 is W4A8; with ``min_tokens`` the float path has ``few`` digits."""
+
+    name: str
+    weight: Weight
+    io: str
+    digits: int
+    min_tokens: int = 0
+    few: int = 3
+
+    def linear(self, isa: InstructionSet, target: CpuTarget) -> Linear:
+        weight = self.weight
+        outputs, inputs = weight.codes.shape
+        kind = (
+            Zero.INTEGER
+            if weight.zero is not None
+            else Zero.SYMMETRIC
+            if weight.minimum is None
+            else Zero.MINIMUM
+        )
+        names = {np.dtype("f4"): "f32", np.dtype("f2"): "f16", np.dtype(ml_dtypes.bfloat16): "bf16"}
+        return Linear(
+            isa,
+            Packing(outputs, inputs, weight.group_size),
+            self.io,
+            names[weight.scale.dtype],
+            kind,
+            weight.bias is not None,
+            Activations.INT8 if self.digits == 1 else Activations.NONE,
+            self.few if self.digits == 1 else self.digits,
+            self.min_tokens,
+            target.soft_f16,
+        )
+
+    def source(self) -> LayerSource:
+        bias = tensor(self.weight.bias)
+        whole = quant_tensor(self.name, self.weight)
+        return LayerSource(lambda: whole, None if bias is None else (lambda: bias), (self.name,))
+
+
+def compile_layers(
+    folder: Path, cases: Iterable[Case], isa: InstructionSet, cpu: str, flags: tuple[str, ...] = ()
+) -> Bundle:
+    """Compiles every case for a CPU, with the kernels of an instruction set, and loads the result."""
+    folder.mkdir(parents=True)
+    target, parameters, layers, entries = CpuTarget.named(cpu), Parameters(), [], {}
+    for case in cases:
+        linear = case.linear(isa, target)
+        parameters.add(case.name, target.pack(case.name, linear, case.source()))
+        layer = ArchivedLayer(case.name, linear)
+        layers.append(layer)
+        outputs, inputs = case.weight.codes.shape
+        entries[layer.function] = EntryPoint(
+            (Tensor("x", ("T", inputs), case.io),), (Tensor("y", ("T", outputs), case.io),)
+        )
+    host = ",".join(sorted(target.features)) if cpu == "host" else ""
+    content, _ = compile_module(layer_program(layers), [*target.flags, *flags], host=host)
+    (folder / "model.vmfb").write_bytes(content)
+    digest = write_archive(folder / "model.irpa", parameters)
+    program = Program(
+        "cpu",
+        "model.vmfb",
+        hashlib.sha256(content).hexdigest(),
+        target.drivers,
+        target.architecture,
+        cpu,
+        tuple(sorted(target.features)),
+    )
+    tensors = {spec.key: ParameterTensor(spec.bytes) for spec in parameters.tensors}
+    size = (folder / "model.irpa").stat().st_size
+    archive = ParameterArchive("model", "model.irpa", digest, target.layout, size, ("cpu",), tensors)
+    manifest = Manifest(Model("graph", "f32"), (program,), (archive,), entries)
+    (folder / FILE_NAME).write_text(json.dumps(manifest.to_json()))
+    return load(folder)
+
+
+def call_layer(bundle: Bundle, name: str, x: Array) -> Array:
+    """The layer's outputs in the dtype of x."""
+    carrier = x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x
+    [y] = bundle.call(f"layer_{name}", np.ascontiguousarray(carrier))
+    return y.view(ml_dtypes.bfloat16) if x.dtype == ml_dtypes.bfloat16 else y

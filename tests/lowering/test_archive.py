@@ -1,0 +1,176 @@
+"""Parameter archives as IREE reads them; the packed layout, taken apart by another hand."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import iree.runtime as rt
+import numpy as np
+import pytest
+from numpy_twin import Array
+from random_layers import KINDS, random_weight
+from torch_bridge import quant_tensor, tensor
+
+from halfbyte.errors import CompilerError
+from halfbyte.lowering.archive import write_archive
+from halfbyte.lowering.kernels.isa import PLAIN
+from halfbyte.lowering.kernels.linear import Linear
+from halfbyte.lowering.layout import Packing, pack_bias, pack_codes, pack_groups
+from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
+from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.passes.program import LayerSource
+from halfbyte.passes.scheme import Activations, Zero
+
+
+def parameters(**tensors: Array) -> Parameters:
+    kinds = {"f4": "f32", "i8": "i64", "u1": "i8", "f2": "f16"}
+    out = Parameters()
+    for name, value in tensors.items():
+        spec = TensorSpec(name, value.shape, kinds[value.dtype.str[1:]])
+        out.add(name, ParameterGroup((spec,), lambda name=name, value=value: {name: value}))  # type: ignore[misc]
+    return out
+
+
+def read(path: Path) -> dict[str, bytes]:
+    """All tensors by IREE's own reader."""
+    index = rt.ParameterIndex()
+    index.load(str(path), format="irpa", mmap=False)
+    content = path.read_bytes()
+    out = {}
+    for key, entry in index.items():
+        assert key not in out
+        _, offset = entry.file_storage
+        assert offset % 64 == 0
+        out[key] = content[offset : offset + entry.length]
+    return out
+
+
+def test_iree_reads_what_is_written(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    tensors = {
+        "a.weight": random.normal(size=(3, 5)).astype(np.float32),
+        "b": random.integers(0, 256, 1).astype(np.uint8),
+        "c": np.array([1, -2], np.int64),
+        "größe/λ": random.normal(size=(7,)).astype(np.float16),
+        "d": np.ones((64,), np.uint8),
+        "e": np.ones((65,), np.uint8),
+    }
+    path = tmp_path / "a.irpa"
+    digest = write_archive(path, parameters(**tensors))
+    assert read(path) == {name: value.tobytes() for name, value in tensors.items()}
+    assert list(read(path)) == list(tensors)
+    assert digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert path.stat().st_size < sum(value.nbytes for value in tensors.values()) + 1024
+
+
+def test_an_empty_archive_and_an_empty_tensor(tmp_path: Path) -> None:
+    write_archive(tmp_path / "none.irpa", Parameters())
+    assert read(tmp_path / "none.irpa") == {}
+    write_archive(
+        tmp_path / "one.irpa", parameters(a=np.ones(3, np.float32), nothing=np.zeros((0, 4), np.float32))
+    )
+    assert read(tmp_path / "one.irpa") == {"a": np.ones(3, np.float32).tobytes(), "nothing": b""}
+
+
+def test_names_must_be_there_and_differ(tmp_path: Path) -> None:
+    """Case 79."""
+    spec = TensorSpec("same", (1,), "f32")
+    twice = Parameters()
+    for group in ("one", "two"):
+        twice.add(group, ParameterGroup((spec,), lambda: {"same": np.zeros(1, np.float32)}))
+    with pytest.raises(CompilerError, match="'same': every tensor of an archive needs a name of its own"):
+        write_archive(tmp_path / "a.irpa", twice)
+    nameless = Parameters()
+    nameless.add("x", ParameterGroup((TensorSpec("", (1,), "f32"),), lambda: {"": np.zeros(1, np.float32)}))
+    with pytest.raises(CompilerError, match="'': every tensor"):
+        write_archive(tmp_path / "a.irpa", nameless)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sizes_must_be_those_declared(tmp_path: Path) -> None:
+    wrong = Parameters()
+    wrong.add("w", ParameterGroup((TensorSpec("w", (3,), "f32"),), lambda: {"w": np.zeros(4, np.float32)}))
+    with pytest.raises(CompilerError) as error:
+        write_archive(tmp_path / "a.irpa", wrong)
+    assert str(error.value).splitlines() == [
+        "w: a tensor has another size than declared",
+        "  found: 16 bytes",
+        "  accepted: 12 bytes for tensor<3xf32>",
+    ]
+
+
+def test_one_group_is_in_memory_at_a_time(tmp_path: Path) -> None:
+    """Every tensor is made when its turn comes, and only once; progress counts bytes."""
+    made: list[str] = []
+    seen: list[tuple[int, int]] = []
+    many = Parameters()
+    for name in "abc":
+
+        def make(name: str = name) -> dict[str, Array]:
+            made.append(f"{name} after {len(seen)}")
+            return {name: np.zeros(10, np.float32)}
+
+        many.add(name, ParameterGroup((TensorSpec(name, (10,), "f32"),), make))
+    write_archive(tmp_path / "a.irpa", many, lambda done, total: seen.append((done, total)))
+    assert made == ["a after 0", "b after 1", "c after 2"]
+    assert seen == [(40, 120), (80, 120), (120, 120)]
+
+
+# ---------------------------------------------------------------- the packed layout
+
+
+def unpacked(packed: Array, outputs: int, inputs: int) -> Array:
+    """[N, K] codes from [N/64][K/8][4][64] bytes, one by one from the description of the layout."""
+    codes = np.zeros((packed.shape[0] * 64, packed.shape[1] * 8), np.uint8)
+    for n in range(codes.shape[0]):
+        block, line, place = n // 64, n % 64 // 16, n % 16
+        for k in range(codes.shape[1]):
+            octet = packed[block, k // 8, line, 4 * place + k % 4]
+            codes[n, k] = octet & 15 if k % 8 < 4 else octet >> 4
+    assert not codes[outputs:].any() and not codes[:, inputs:].any()
+    return codes[:outputs, :inputs]
+
+
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 8), (8, 16), (65, 24), (20, 35), (130, 40), (1, 1)])
+def test_codes_come_back(outputs: int, inputs: int) -> None:
+    weight = random_weight(outputs, outputs, inputs, inputs)
+    packed = pack_codes(quant_tensor("w", weight))
+    assert packed.dtype == np.uint8
+    assert packed.shape == Packing(outputs, inputs, inputs).codes_shape
+    np.testing.assert_array_equal(unpacked(packed, outputs, inputs), weight.codes)
+
+
+@pytest.mark.parametrize("scale", ["f32", "f16", "bf16"])
+def test_scales_and_biases_come_back(scale: str) -> None:
+    weight = random_weight(3, 70, 96, 32, "integer", scale, bias=True)
+    value, bias, zero = tensor(weight.scale), tensor(weight.bias), tensor(weight.zero)
+    assert value is not None and bias is not None and zero is not None
+    for given, packed in ((weight.scale, pack_groups(value)), (weight.zero, pack_groups(zero))):
+        back = packed.transpose(0, 2, 1).reshape(128, 3)
+        np.testing.assert_array_equal(back[:70].view(given.dtype), given)
+        assert not back[70:].any()
+    np.testing.assert_array_equal(pack_bias(bias)[:70], weight.bias)
+    assert not pack_bias(bias)[70:].any() and len(pack_bias(bias)) == 128
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_layer_holds_four_bits_per_weight(kind: str, tmp_path: Path) -> None:
+    """Case 7 and the like: 4 bits, and beside them the scales, zero points of a byte, minima and bias."""
+    weight = random_weight(1, 256, 1024, 128, kind, "f16", bias=True)
+    source = quant_tensor("layer", weight)
+    bias = tensor(weight.bias)
+    assert bias is not None
+    linear = Linear(PLAIN, Packing(256, 1024, 128), "f32", "f16", Zero(kind), True, Activations.INT8, 3, 0)
+    group = CpuTarget.named("x86-64").pack(
+        "layer", linear, LayerSource(lambda: source, lambda: bias, ("layer",))
+    )
+    whole = Parameters()
+    whole.add("layer", group)
+    write_archive(tmp_path / "a.irpa", whole)
+    found = {name: len(content) for name, content in read(tmp_path / "a.irpa").items()}
+    groups = 256 * 8
+    extra = {"symmetric": {}, "integer": {"layer.zero": groups}, "minimum": {"layer.minimum": 2 * groups}}[
+        kind
+    ]
+    assert found == {"layer.codes": 256 * 512, "layer.scale": 2 * groups, "layer.bias": 4 * 256, **extra}

@@ -1,0 +1,81 @@
+"""iree-compile: the cache, diagnostics, what is kept to repeat a failure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from halfbyte.errors import CompilerError
+from halfbyte.lowering import compiler
+from halfbyte.lowering.compiler import cache_folder, compile_module
+from halfbyte.lowering.targets.cpu import CpuTarget
+
+FLAGS = tuple(CpuTarget.named("host").flags)
+
+
+def module(number: int) -> str:
+    return f"func.func @f(%x: tensor<2xf32>) -> tensor<2xf32> {{\n  %c = arith.constant dense<{number}.0> : tensor<2xf32>\n  %y = arith.addf %x, %c : tensor<2xf32>\n  return %y : tensor<2xf32>\n}}\n"  # noqa: E501
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("HALFBYTE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_programs_are_kept_by_content(own_cache: Path) -> None:
+    first, hit = compile_module(module(1), FLAGS)
+    assert not hit and cache_folder() == own_cache
+    assert compile_module(module(1), FLAGS) == (first, True)
+    assert compile_module(module(2), FLAGS)[1] is False
+    assert compile_module(module(1), FLAGS, host="another")[1] is False
+    assert compile_module(module(1), (*FLAGS, "--iree-opt-level=O1"))[1] is False
+    assert compile_module(module(1), FLAGS)[1] is True
+    assert compile_module(module(1), FLAGS, cache=False)[1] is False
+    kept = sorted(path.suffix for path in own_cache.iterdir())
+    assert kept.count(".vmfb") == 4
+    assert set(kept) <= {".vmfb", ".lock"}
+
+
+def test_a_new_compiler_compiles_again(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_module(module(3), FLAGS)
+    monkeypatch.setattr(compiler, "version", lambda name: "99.0")
+    assert compile_module(module(3), FLAGS)[1] is False
+
+
+def test_failures_say_what_the_compiler_said(own_cache: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "dump"
+    with pytest.raises(CompilerError) as error:
+        compile_module("func.func @f() {\n  this is no operation\n}\n", FLAGS, dump_dir=kept)
+    assert error.value.exit_code == 5
+    assert "module.mlir:2:3: error:" in str(error.value)
+    assert str(kept) in str(error.value)
+    assert (kept / "module.mlir").read_text().startswith("func.func @f()")
+    assert "error:" in (kept / "diagnostics.txt").read_text()
+    assert not list(own_cache.glob("*.vmfb"))
+
+
+def test_a_failure_without_a_folder_makes_one(own_cache: Path) -> None:
+    with pytest.raises(CompilerError) as error:
+        compile_module(module(4), [*FLAGS, "--no-such-flag"])
+    assert "--no-such-flag" in str(error.value)
+    kept = Path(str(error.value).rpartition(" ")[2])
+    assert sorted(path.name for path in kept.iterdir()) == ["compile.sh", "diagnostics.txt", "module.mlir"]
+    assert "--no-such-flag" in (kept / "compile.sh").read_text()
+
+
+def test_the_kept_command_repeats_the_compilation(own_cache: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "dump"
+    made, _ = compile_module(module(5), FLAGS, dump_dir=kept)
+    assert sorted(path.name for path in kept.iterdir()) == ["compile.sh", "module.mlir"]
+    path = f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}"
+    command = ["sh", str(kept / "compile.sh")]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (kept / "module.vmfb").stat().st_size == len(made)

@@ -1,0 +1,93 @@
+"""Every kernel of the CPU against the numpy twin, bit for bit, in every body that this machine can run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from kernel_cases import CASES, activations, expected, rows_of, settings
+from layer_bundles import call_layer, compile_layers
+from numpy_twin import same_bits, same_by_row
+
+from halfbyte.lowering.kernels.isa import AVX512VNNI, BEST_FIRST, PLAIN, InstructionSet
+from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.runtime import Bundle
+from halfbyte.runtime.cpu_features import architecture, host_features
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A body of the kernels, compiled for a CPU."""
+
+    isa: InstructionSet
+    cpu: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.isa.name}-{self.cpu}"
+
+    @property
+    def obstacle(self) -> str:
+        """Why this machine cannot run it."""
+        if self.cpu == "host":
+            lacking = self.isa.needs - host_features()
+            return f"this CPU lacks {', '.join(sorted(lacking))}" if lacking else ""
+        target = CpuTarget.named(self.cpu)
+        if target.architecture != architecture():
+            return f"this is no {target.architecture}"
+        lacking = target.features - host_features()
+        return f"this CPU lacks {', '.join(sorted(lacking))}" if lacking else ""
+
+
+VARIANTS = (
+    *(Variant(isa, "host") for isa in BEST_FIRST),
+    Variant(PLAIN, "x86-64-v3"),
+    Variant(PLAIN, "x86-64"),
+)
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.label)
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    variant = request.param
+    if variant.obstacle:
+        pytest.skip(variant.obstacle)
+    return compile_layers(
+        tmp_path_factory.mktemp("kernels") / variant.label, CASES.values(), variant.isa, variant.cpu
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_twin(kernels: Bundle, name: str) -> None:
+    case, x = CASES[name], activations(name)
+    for rows in rows_of(case):
+        got = call_layer(kernels, name, x[:rows])
+        digits = case.few if rows < case.min_tokens else case.digits
+        want = expected(name, digits)[:rows]
+        assert same_bits(got, want), f"{rows} rows, wrong {same_by_row(got, want)}"
+
+
+def test_a_batch_with_bad_rows_leaves_nothing_behind(kernels: Bundle) -> None:
+    """Case 125: the same call before and after a call with NaN gives the same bits."""
+    for name in list(CASES)[::7]:
+        x = activations(name)
+        good = x[:3]
+        before = call_layer(kernels, name, good)
+        call_layer(kernels, name, x)
+        assert same_bits(call_layer(kernels, name, good), before)
+
+
+def test_every_pair_of_settings_is_compared() -> None:
+    chosen = settings()
+    values = [sorted({row[factor] for row in chosen}, key=str) for factor in range(5)]
+    for one in range(5):
+        for other in range(one):
+            pairs = {(row[one], row[other]) for row in chosen}
+            assert len(pairs) == len(values[one]) * len(values[other])
+    assert [len(value) for value in values] == [3, 3, 3, 3, 2]
+
+
+def test_the_best_body_is_chosen_by_features() -> None:
+    assert CpuTarget.named("cascadelake").isa is AVX512VNNI
+    assert CpuTarget.named("znver4").isa is AVX512VNNI
+    for name in ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"):
+        assert CpuTarget.named(name).isa is not AVX512VNNI

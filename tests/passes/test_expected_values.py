@@ -1,0 +1,74 @@
+"""The operators on the layers of real checkpoints, against values that the checkpoints' makers computed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
+from halfbyte.checkpoints import open_checkpoint
+
+NAMES = (
+    "llama-gptq-v1-sym-g64",
+    "llama-gptq-v2-asym-g32",
+    "qwen2-gptq-v1-actorder-g32",
+    "qwen3-gptq-dynamic",
+    "llama-autogptq-channelwise",
+    "llama-autoround-gptq-sym-g32",
+    "llama-autoround-mixed-bits",
+    "llama-gguf-q4_0",
+    "llama-gguf-q4_1",
+)
+
+
+def four_bit_layers(folder: Path, values: dict[str, np.ndarray]) -> list[str]:
+    groups = json.loads((folder / "expected.json").read_text())["quantized"]
+    narrow = {name for group in groups if group["weight"] == "int4" for name in group["layers"]}
+    with_values = {key.split(":")[1] for key in values if key.endswith(":y_float")}
+    return sorted(narrow & with_values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_give_the_expected_outputs(checkpoints: Path, name: str) -> None:
+    folder = checkpoints / name
+    values, checkpoint = load_file(folder / "expected.safetensors"), open_checkpoint(folder)
+    layers = four_bit_layers(folder, values)
+    assert layers
+    for layer in layers:
+        weight = checkpoint.quantized(layer)
+        bias = checkpoint.float_tensor(f"{layer}.bias").float() if checkpoint.layers[layer].bias else None
+        expected = {kind: values[f"linear:{layer}:{kind}"] for kind in ("x", "y_float", "y_int8")}
+        x = torch.from_numpy(expected["x"])
+        if weight.permutation is not None:
+            x = x[:, weight.permutation]
+        parts = (x, weight.nibbles(), weight.scale, weight.zero, weight.minimum, bias, weight.group_size)
+        largest = np.abs(expected["y_float"]).max(1, keepdims=True)
+        got = torch.ops.halfbyte.linear(*parts, "none", 3, 0).numpy()
+        assert (np.abs(got - expected["y_float"]) <= 2e-6 * largest).all()
+        got = torch.ops.halfbyte.linear(*parts, "none", 2, 0).numpy()
+        # Row 4 holds columns of outliers, beside which two digits leave the others few bits.
+        limit = np.full((7, 1), 1e-4)
+        limit[4] = 1e-3
+        assert (np.abs(got - expected["y_float"]) <= limit * largest).all()
+        got = torch.ops.halfbyte.linear(*parts, "int8", 3, 0).numpy()
+        if weight.minimum is None:
+            np.testing.assert_array_equal(got, expected["y_int8"])
+        else:
+            assert (np.abs(got - expected["y_int8"]) <= 1e-5 * largest).all()
+        assert not np.array_equal(got, expected["y_float"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_quantized_activations_are_the_expected_ones(checkpoints: Path, name: str) -> None:
+    values = load_file(checkpoints / name / "expected.safetensors")
+    layers = [key.split(":")[1] for key in values if key.endswith(":q_int8")]
+    assert layers
+    for layer in layers:
+        codes, scale = torch.ops.halfbyte.quantize_per_token(torch.from_numpy(values[f"linear:{layer}:x"]))
+        np.testing.assert_array_equal(codes.numpy(), values[f"linear:{layer}:q_int8"])
+        np.testing.assert_array_equal(scale.numpy(), values[f"linear:{layer}:scale_int8"])
