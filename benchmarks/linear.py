@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 from interleave import Worker, answer, pin, time_calls
-from roofline import draw
 from peers import MODES, PEERS, Peer, Problem, make
+from roofline import draw
 
 _COLD_BYTES = 160 << 20  # more than a last-level cache holds
 

@@ -86,7 +86,8 @@ def _roofs(axes: _Axes, limits: dict[str, Any]) -> list[str]:
     for passes, name in ((1, "int8 dot"), (2, "two planes"), (3, "three planes")):
         y = axes.y(top / passes)
         out.append(
-            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#888" stroke-dasharray="6 3"/>'
+            f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
+            'stroke="#888" stroke-dasharray="6 3"/>'
         )
         out.append(
             f'<text x="{_WIDTH - _RIGHT + 4}" y="{y + 4:.1f}">{name}: {top / passes:.0f} GMAC/s</text>'

@@ -35,7 +35,7 @@ def rewrite(
             ExportedProgram is changed in place.
         example: positional inputs for the export of a module.
         dynamic_shapes: as for torch.export.export.
-        activations: ``none`` (W4A16) or ``int8`` (W4A8), for every linear found.
+        activations: ``none`` (W4A16), ``int8`` (W4A8) or ``fp8`` (W4AFP8), for every linear found.
         min_tokens: see ``halfbyte::linear``.
         entry: name of the entry point.
         hooks: called after every pass with the pass and the program.
@@ -53,7 +53,7 @@ def rewrite(
     from halfbyte.passes.scheme import Activations
 
     if activations not in {kind.value for kind in Activations}:
-        raise UsageError("unknown kind of activations", found=repr(activations), accepted="none or int8")
+        raise UsageError("unknown kind of activations", found=repr(activations), accepted="none, int8 or fp8")
     if isinstance(model, torch.nn.Module):
         if example is None:
             raise UsageError(

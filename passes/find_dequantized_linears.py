@@ -76,9 +76,9 @@ class _Dequantized:
 class FindDequantizedLinears:
     """Rewrites every linear of the form x @ ((codes - zero) * scale), or codes * scale + minimum.
 
-    Codes must be integers 0..15 (or -8..7), or 8 bits wide (0..255 or -128..127); scales and zero points must be constant in groups of a multiple of
-    8 inputs, in any order of the inputs (an activation order becomes one permutation of x). What does not fit
-    stays as it is, and a refusal says why.
+    Codes must be integers 0..15 (or -8..7), or 8 bits wide (0..255 or -128..127); scales and zero points must be
+    constant in groups of a multiple of 8 inputs, in any order of the inputs (an activation order becomes one
+    permutation of x). What does not fit stays as it is, and a refusal says why.
 
     Attributes:
         activations: what the new linears do to their input.
@@ -112,7 +112,7 @@ class FindDequantizedLinears:
         if match is None:
             _left_in_float(program, entry, name, product)
             return 0
-        weight = _regroup(name, match)
+        weight = _regroup(name, match, self.activations)
         if isinstance(weight, Refusal):
             program.report.refusals.append(weight)
             _left_in_float(program, entry, name, product, reason=f"found {weight.found}")
@@ -222,10 +222,13 @@ def _whole(values: torch.Tensor) -> bool:
     return not values.is_floating_point() or bool((values == values.round()).all())
 
 
-def _regroup(name: str, match: _Dequantized) -> QuantTensor | Refusal:
+def _regroup(name: str, match: _Dequantized, activations: Activations) -> QuantTensor | Refusal:
     codes, zero = match.codes, match.zero
     low, high = int(codes.min()), int(codes.max())
     bits = 4 if low >= -8 and high <= 15 and high - low <= 15 else 8
+    if bits == 8 and activations is Activations.FP8:
+        advice = "use int8 or float activations, or quantize the layer to 4 bits"
+        return Refusal(name, "8-bit codes under fp8 activations", "4-bit codes", advice)
     if match.minimum is None and low < 0:
         codes, zero = codes + 2 ** (bits - 1), zero + 2 ** (bits - 1)
     for label, values in (("codes", codes), ("zero points", zero)):

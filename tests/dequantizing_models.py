@@ -122,13 +122,13 @@ class GroupedLinear(Dequantizing):
     def __init__(self, weight: Weight, *, signed: bool = False, spelling: str = "linear") -> None:
         super().__init__(weight.bias, spelling)
         self.size = weight.group_size
-        codes = weight.codes.astype(np.int8) - 8 if signed else weight.codes
-        self.keep("codes", codes.astype(np.int8 if signed else np.uint8))
+        codes = (weight.codes.astype(np.int16) - weight.middle).astype(np.int8) if signed else weight.codes
+        self.keep("codes", codes.astype(np.int8) if signed else codes)
         for name in ("scale", "zero", "minimum"):
             values = getattr(weight, name)
             self.keep(name, None if values is None else values[:, :, None])
         if weight.zero is None and weight.minimum is None and not signed:
-            self.keep("zero", np.full((*weight.scale.shape, 1), 8, np.uint8))
+            self.keep("zero", np.full((*weight.scale.shape, 1), weight.middle, np.uint8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         outputs, inputs = self.codes.shape

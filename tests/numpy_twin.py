@@ -17,7 +17,7 @@ TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes
 
 @dataclass(frozen=True)
 class Weight:
-    """A quantized linear: codes [N, K] of 0..15; scale, zero, minimum [N, G]; bias [N]."""
+    """A quantized linear: codes [N, K] of 0..15, or 0..255 for 8 bits; scale, zero, minimum [N, G]; bias [N]."""
 
     codes: Array
     scale: Array
@@ -25,6 +25,11 @@ class Weight:
     zero: Array | None = None
     minimum: Array | None = None
     bias: Array | None = None
+    bits: int = 4
+
+    @property
+    def middle(self) -> int:
+        return 8 if self.bits == 4 else 128
 
     def dequantized(self) -> Array:
         """float64 [N, K]."""
@@ -32,7 +37,7 @@ class Weight:
         scale, codes = self.scale.astype(np.float64)[:, group], self.codes.astype(np.float64)
         if self.minimum is not None:
             return codes * scale + self.minimum.astype(np.float64)[:, group]
-        zero = 8.0 if self.zero is None else self.zero.astype(np.float64)[:, group]
+        zero = float(self.middle) if self.zero is None else self.zero.astype(np.float64)[:, group]
         return (codes - zero) * scale
 
 
@@ -108,8 +113,26 @@ def _joined(sums: list[Array]) -> Array:
     return fma(sums[2].astype(np.float32), np.float32(65536), low) if len(sums) == 3 else low
 
 
+def e4m3_per_token(x: Array) -> tuple[Array, Array]:
+    """int64 [M, K], 512 times the e4m3 values, and float32 [M] scales. ml_dtypes rounds half to even."""
+    x = flushed(x.astype(np.float32))
+    codes, scales = np.zeros(x.shape, np.int64), np.zeros(x.shape[0], np.float32)
+    for row in range(x.shape[0]):
+        if not np.isfinite(x[row]).all():
+            scales[row] = np.nan
+            continue
+        scales[row] = flushed(np.abs(x[row]).max(initial=0) / np.float32(448))
+        if scales[row] > 0:
+            ratio = np.clip(x[row] / scales[row], -448, 448)
+            codes[row] = (512 * ratio.astype(ml_dtypes.float8_e4m3fn).astype(np.float64)).astype(np.int64)
+    return codes, scales
+
+
+E4M3 = 0  # where a number of digits is asked for
+
+
 def linear(x: Array, weight: Weight, digits: int) -> Array:
-    """[M, N] of the dtype of x [M, K]. digits 1: int8 per token (W4A8); 2, 3: digit planes (W4A16)."""
+    """[M, N] of the dtype of x [M, K]. digits 1: int8 per token; 2, 3: digit planes; `E4M3`: e4m3 per token."""
     out = [_row(row, weight, digits) for row in x.astype(np.float32)]
     result = np.stack(out) if out else np.zeros((0, weight.codes.shape[0]), np.float32)
     with np.errstate(over="ignore"):
@@ -123,20 +146,23 @@ def _row(x: Array, weight: Weight, digits: int) -> Array:
         block = weight.group_size
         planes, scales = quantized_per_token(x[None])
         token_scale: np.float32 | None = scales[0]
+    elif digits == E4M3:
+        planes, scales = e4m3_per_token(x[None])
+        block, token_scale = widest_block(weight.group_size, inputs), flushed(scales[0] / np.float32(512))
     else:
         block, token_scale = widest_block(weight.group_size, inputs), None
     total = np.zeros(outputs, np.float32)
     for start in range(0, inputs, block):
         part, g = slice(start, min(start + block, inputs)), start // weight.group_size
         unit = np.float32(1)
-        piece = planes[:, part] if digits == 1 else None
+        piece = planes[:, part] if digits in (1, E4M3) else None
         if piece is None:
             piece, unit = digits_of(x[part], digits)
         if weight.minimum is not None:
             centred = codes[:, part]
         else:
             centred = codes[:, part] - (
-                8 if weight.zero is None else weight.zero[:, g, None].astype(np.int64)
+                weight.middle if weight.zero is None else weight.zero[:, g, None].astype(np.int64)
             )
         with np.errstate(over="ignore", invalid="ignore"):
             value = _joined([centred @ digit for digit in piece]) * unit

@@ -16,6 +16,7 @@ def random_weight(
     kind: str = "integer",
     scale: str = "f32",
     bias: bool = False,
+    bits: int = 4,
 ) -> Weight:
     """Scales of both signs over two orders of magnitude; zero points and minima that differ everywhere."""
     random = np.random.default_rng(seed)
@@ -23,12 +24,13 @@ def random_weight(
     sign = np.where(random.random((outputs, groups)) < 0.3, -1, 1)
     scales = (sign * np.exp(random.uniform(-5, -1, (outputs, groups)))).astype(TYPES[scale])
     return Weight(
-        random.integers(0, 16, (outputs, inputs)).astype(np.uint8),
+        random.integers(0, 2**bits, (outputs, inputs)).astype(np.uint8),
         scales,
         group_size,
-        random.integers(0, 16, (outputs, groups)).astype(np.uint8) if kind == "integer" else None,
+        random.integers(0, 2**bits, (outputs, groups)).astype(np.uint8) if kind == "integer" else None,
         random.normal(size=(outputs, groups)).astype(TYPES[scale]) if kind == "minimum" else None,
         (3 * random.normal(size=outputs)).astype(np.float32) if bias else None,
+        bits,
     )
 
 

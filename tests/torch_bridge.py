@@ -39,8 +39,9 @@ def linear_arguments(
     x: Array, weight: Weight, activations: str, digits: int = 3, min_tokens: int = 0
 ) -> tuple[object, ...]:
     """The arguments of torch.ops.halfbyte.linear."""
-    parts = (x, nibbles(weight.codes), weight.scale, weight.zero, weight.minimum, weight.bias)
-    return (*map(tensor, parts), weight.group_size, activations, digits, min_tokens)
+    codes = nibbles(weight.codes) if weight.bits == 4 else weight.codes
+    parts = (x, codes, weight.scale, weight.zero, weight.minimum, weight.bias)
+    return (*map(tensor, parts), weight.bits, weight.group_size, activations, digits, min_tokens)
 
 
 def operator_linear(
@@ -54,4 +55,6 @@ def quant_tensor(name: str, weight: Weight) -> QuantTensor:
     """The product's weight object (without the bias)."""
     codes, scale = tensor(weight.codes), tensor(weight.scale)
     assert codes is not None and scale is not None
-    return QuantTensor(name, codes, scale, weight.group_size, tensor(weight.zero), tensor(weight.minimum))
+    return QuantTensor(
+        name, codes, scale, weight.group_size, tensor(weight.zero), tensor(weight.minimum), bits=weight.bits
+    )

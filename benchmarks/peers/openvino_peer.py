@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import openvino
 from openvino import opset13
+
 from peers import Problem
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+
 from peers import Problem
 
 
@@ -78,5 +79,6 @@ class TorchaoInt4(_Torch):
             packed = aten._convert_weight_to_int4pack_for_cpu(torch.from_numpy(codes.astype(np.int32)), 1)
             factors = torch.from_numpy(scale).bfloat16().t().contiguous()
             both = torch.stack([factors, torch.zeros_like(factors)], -1).contiguous()
-            group = problem.group
-            self.layers.append(lambda x, w=packed, s=both: aten._weight_int4pack_mm_for_cpu(x, w, group, s))
+            self.layers.append(
+                lambda x, w=packed, g=problem.group, s=both: aten._weight_int4pack_mm_for_cpu(x, w, g, s)
+            )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 import zentorch  # noqa: F401  registers torch.ops.zentorch
+
 from peers import Problem
 from peers.torch_peer import _Torch
 

@@ -29,7 +29,8 @@ def fp8_block_linear(
     ``activations="fp8"``: x is quantized to e4m3 per token and block of inputs, scale absmax / 448 in float32;
     ``"none"``: x stays float. The sum over a block of inputs, or over a `digit_block` of a longer one, is taken
     exactly and rounded to float32 once; these are added in ascending order, each by one fma with (activation
-    scale * weight scale): the rule of DeepSeek's block-scaled GEMM. Lowerings add inside a piece in float32, so they agree to 1e-6 of a row's largest output.
+    scale * weight scale): the rule of DeepSeek's block-scaled GEMM. Lowerings add inside a piece in float32, so
+    they agree to 1e-6 of a row's largest output.
     Every row equals the same row computed alone.
 
     Args:

@@ -56,8 +56,8 @@ def linear(
         group_size: inputs per group, the last group may be shorter; K for channelwise.
         activations: ``int8``, ``fp8`` or ``none``.
         digits: digit planes of the float path, 2 or 3.
-        min_tokens: with quantized activations, fewer tokens than this take the float path. 0: never. The choice is made per
-            call from the number of rows, so a row's bits then depend on the batch.
+        min_tokens: with quantized activations, fewer tokens than this take the float path. 0: never. The choice
+            is made per call from the number of rows, so a row's bits then depend on the batch.
 
     Returns:
         [..., N] of the dtype of x.

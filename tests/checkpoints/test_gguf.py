@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
 from independent_unpack import rotary_back
 from made_gguf import (
     HEAD_DIM,
@@ -125,12 +126,18 @@ def test_int4_types(tmp_path: Path, kind: str, zero: Zero, architecture: str) ->
     assert np.corrcoef(q.flat, wanted.flat)[0, 1] > 0.99
 
 
-def test_q8_0_linears_become_float(tmp_path: Path) -> None:
+def test_q8_0_linears_are_int8(tmp_path: Path) -> None:
     checkpoint = made(tmp_path, types={"blk.0.ffn_up.weight": GGMLQuantizationType.Q8_0})
     info = checkpoint.layers[UP]
-    assert (info.scheme, info.refusal, info.storage) == (None, None, "gguf q8_0")
-    assert "8-bit" in info.reason
-    assert checkpoint.floats[f"{UP}.weight"].dtype == torch.float32
+    assert info.refusal is None
+    assert info.storage == "gguf q8_0"
+    assert info.scheme is not None
+    assert (info.scheme.bits, info.scheme.group_size, info.scheme.zero) == (8, 32, Zero.SYMMETRIC)
+    assert f"{UP}.weight" not in checkpoint.floats
+    raw = checkpoint.tensors[f"{UP}.weight"].read().numpy()  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(
+        checkpoint.quantized(UP).dequantize().numpy(), dequantize(raw, GGMLQuantizationType.Q8_0)
+    )
 
 
 def test_other_types_are_refused_by_layer_and_can_be_dequantized(tmp_path: Path) -> None:
@@ -168,7 +175,7 @@ def test_scales_that_are_no_numbers(tmp_path: Path, kind: str) -> None:
     raw[5, :2] = 0xFF  # a NaN
     checkpoint = made(tmp_path, types={"blk.0.ffn_up.weight": (number, raw)})
     with pytest.raises(CheckpointError, match=UP):
-        checkpoint.float_tensor(f"{UP}.weight") if kind == "Q8_0" else checkpoint.quantized(UP)
+        checkpoint.quantized(UP)
 
 
 def test_the_configuration(tmp_path: Path) -> None:

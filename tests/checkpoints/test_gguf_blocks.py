@@ -9,7 +9,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from independent_unpack import gguf_weight
 
-from halfbyte.checkpoints.gguf_blocks import can_dequantize, float_rows, int4_rows
+from halfbyte.checkpoints.gguf_blocks import can_dequantize, float_rows, integer_rows
 
 # x[i] = (i - 10) / 4, i = 0..31, as ggml quantizes it.
 Q4_0 = "40b96c5b5b5b4a4a3a393928282817170606"
@@ -22,7 +22,7 @@ def rows(text: str) -> torch.Tensor:
 
 
 def test_the_worked_q4_0_block() -> None:
-    blocks = int4_rows(rows(Q4_0), "q4_0")
+    blocks = integer_rows(rows(Q4_0), "q4_0")
     assert blocks.minimum is None
     assert blocks.scale.tolist() == [[-0.65625]]
     assert blocks.codes[0, :2].tolist() == [12, 11]
@@ -31,7 +31,7 @@ def test_the_worked_q4_0_block() -> None:
 
 
 def test_the_worked_q4_1_block() -> None:
-    blocks = int4_rows(rows(Q4_1), "q4_1")
+    blocks = integer_rows(rows(Q4_1), "q4_1")
     assert blocks.minimum is not None
     assert blocks.minimum.tolist() == [[-2.5]]
     assert blocks.minimum.dtype == blocks.scale.dtype == torch.float16

@@ -239,7 +239,7 @@ def test_a_number_of_groups_that_does_not_follow_is_refused(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_8_bit_layers_become_float(tmp_path: Path, version: int) -> None:
+def test_8_bit_layers_are_int8(tmp_path: Path, version: int) -> None:
     codes, zeros, scales = random_layer((64, 96), 3, bits=8)
     zeros[0, 0], zeros[1, 0] = 0, 255
     parts = gptq_parts(DOWN_PROJ, codes, zeros, scales, version=version, bits=8)
@@ -247,10 +247,10 @@ def test_8_bit_layers_become_float(tmp_path: Path, version: int) -> None:
     rules = {f"+:{DOWN_PROJ}": {"bits": 8}}
     checkpoint = opened(tmp_path, parts, dynamic=rules, checkpoint_format=form, sym=False)
     info = checkpoint.layers[DOWN_PROJ]
-    assert (info.scheme, info.refusal) == (None, None)
-    assert "8-bit" in info.reason
-    weight = checkpoint.float_tensor(f"{DOWN_PROJ}.weight")
-    assert weight.dtype == torch.float32
+    assert info.refusal is None
+    assert info.scheme is not None
+    assert (info.scheme.bits, info.scheme.group_size, info.scheme.zero) == (8, 32, Zero.INTEGER)
+    weight = checkpoint.quantized(DOWN_PROJ).dequantize()
     np.testing.assert_array_equal(weight.numpy(), dequantized(codes, zeros, scales, np.arange(96) // 32))
     assert checkpoint.warnings == []
 

@@ -6,7 +6,7 @@ import functools
 
 import numpy as np
 from layer_bundles import Case
-from numpy_twin import TYPES, Array, linear
+from numpy_twin import E4M3, TYPES, Array, linear
 from random_layers import KINDS, random_activations, random_weight, telling_rows
 
 DIGITS, NAMES = (1, 2, 3), tuple(TYPES)
@@ -64,6 +64,16 @@ def cases() -> dict[str, Case]:
             _, kind, io, scale, bias = next(s for s in settings() if s[0] == digits)
             weight = random_weight(digits, *shape, kind, scale, bias)
             out[f"{name}_p{digits}"] = Case(f"{name}_p{digits}", weight, io, digits)
+    for digits, bits in ((E4M3, 4), (1, 8), (2, 8), (3, 8)):
+        for kind, io, scale, bias in (("symmetric", "f32", "f16", False), ("integer", "bf16", "f32", True)):
+            for outputs, inputs, group_size in ((65, 96, 32), (24, 136, 24), (40, 1320, 1320)):
+                mode = {E4M3: "e4m3", 1: "int8"}.get(digits, f"planes{digits}")
+                name = f"w{bits}_{mode}_{kind}_{io}_{scale}_{outputs}x{inputs}_g{group_size}"
+                weight = random_weight(seed, outputs, inputs, group_size, kind, scale, bias, bits)
+                out[name] = Case(name, weight, io, digits)
+                seed += 1
+        weight = random_weight(seed, 40, 192, 128, "minimum", "f16", True, bits)
+        out[f"w{bits}_{digits}_minimum"] = Case(f"w{bits}_{digits}_minimum", weight, "f32", digits)
     for few in (2, 3):
         _, kind, io, scale, bias = next(s for s in settings() if s[0] == few and s[4])
         weight = random_weight(few, 70, 192, 64, kind, scale, bias)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-from numpy_twin import Array, Weight
+from numpy_twin import E4M3, Array, Weight
 from torch_bridge import quant_tensor, tensor
 
 from halfbyte.lowering.archive import write_archive
@@ -38,7 +38,7 @@ from halfbyte.runtime.manifest import (
 
 @dataclass(frozen=True)
 class Case:
-    """A linear to compile. digits 1 is W4A8; with ``min_tokens`` the float path has ``few`` digits."""
+    """A linear to compile. digits as for the twin; with ``min_tokens`` the float path has ``few`` digits."""
 
     name: str
     weight: Weight
@@ -60,13 +60,13 @@ class Case:
         names = {np.dtype("f4"): "f32", np.dtype("f2"): "f16", np.dtype(ml_dtypes.bfloat16): "bf16"}
         return Linear(
             isa,
-            Packing(outputs, inputs, weight.group_size),
+            Packing(outputs, inputs, weight.group_size, weight.bits),
             self.io,
             names[weight.scale.dtype],
             kind,
             weight.bias is not None,
-            Activations.INT8 if self.digits == 1 else Activations.NONE,
-            self.few if self.digits == 1 else self.digits,
+            {1: Activations.INT8, E4M3: Activations.FP8}.get(self.digits, Activations.NONE),
+            self.few if self.digits in (1, E4M3) else self.digits,
             self.min_tokens,
             target.soft_f16,
         )

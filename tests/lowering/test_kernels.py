@@ -9,7 +9,15 @@ from kernel_cases import CASES, activations, expected, rows_of, settings
 from layer_bundles import call_layer, compile_layers
 from numpy_twin import same_bits, same_by_row
 
-from halfbyte.lowering.kernels.isa import AVX512VNNI, BEST_FIRST, PLAIN, InstructionSet
+from halfbyte.lowering.kernels.isa import (
+    AVX2,
+    AVX512BW,
+    AVX512VNNI,
+    AVXVNNI,
+    DOTPROD,
+    PLAIN,
+    InstructionSet,
+)
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.runtime import Bundle
 from halfbyte.runtime.cpu_features import architecture, host_features
@@ -40,8 +48,12 @@ class Variant:
 
 
 VARIANTS = (
-    *(Variant(isa, "host") for isa in BEST_FIRST),
-    Variant(PLAIN, "x86-64-v3"),
+    Variant(AVX512VNNI, "host"),
+    Variant(AVX512BW, "x86-64-v4"),
+    Variant(AVXVNNI, "host"),
+    Variant(AVX2, "x86-64-v3"),
+    Variant(DOTPROD, "aarch64-dotprod"),
+    Variant(PLAIN, "host"),
     Variant(PLAIN, "x86-64"),
 )
 
@@ -87,7 +99,17 @@ def test_every_pair_of_settings_is_compared() -> None:
 
 
 def test_the_best_body_is_chosen_by_features() -> None:
-    assert CpuTarget.named("cascadelake").isa is AVX512VNNI
-    assert CpuTarget.named("znver4").isa is AVX512VNNI
-    for name in ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4"):
-        assert CpuTarget.named(name).isa is not AVX512VNNI
+    chosen = {
+        "x86-64": PLAIN,
+        "x86-64-v2": PLAIN,
+        "x86-64-v3": AVX2,
+        "avxvnni": AVXVNNI,
+        "x86-64-v4": AVX512BW,
+        "avx512vnni": AVX512VNNI,
+        "aarch64": PLAIN,
+        "aarch64-dotprod": DOTPROD,
+    }
+    for name, isa in chosen.items():
+        assert CpuTarget.named(name).isa is isa
+    listed = CpuTarget.listed("x86-64-v3,x86-64-v4,avx512vnni,x86-64-v3")
+    assert [target.cpu for target in listed] == ["avx512vnni", "x86-64-v4", "x86-64-v3"]

@@ -46,7 +46,16 @@ def test_layers_give_the_expected_outputs(checkpoints: Path, name: str) -> None:
         x = torch.from_numpy(expected["x"])
         if weight.permutation is not None:
             x = x[:, weight.permutation]
-        parts = (x, weight.nibbles(), weight.scale, weight.zero, weight.minimum, bias, weight.group_size)
+        parts = (
+            x,
+            weight.packed(),
+            weight.scale,
+            weight.zero,
+            weight.minimum,
+            bias,
+            weight.bits,
+            weight.group_size,
+        )
         largest = np.abs(expected["y_float"]).max(1, keepdims=True)
         got = torch.ops.halfbyte.linear(*parts, "none", 3, 0).numpy()
         assert (np.abs(got - expected["y_float"]) <= 2e-6 * largest).all()

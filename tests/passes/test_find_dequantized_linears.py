@@ -257,6 +257,6 @@ def test_a_module_needs_an_example() -> None:
     with pytest.raises(halfbyte.HalfbyteError, match="a module needs example inputs"):
         halfbyte.rewrite(GptqLinear(weight))
     with pytest.raises(halfbyte.HalfbyteError, match="unknown kind of activations"):
-        halfbyte.rewrite(GptqLinear(weight), (torch.zeros(2, 64),), activations="fp8")
+        halfbyte.rewrite(GptqLinear(weight), (torch.zeros(2, 64),), activations="fp4")
     program = halfbyte.rewrite(GptqLinear(weight), (torch.zeros(2, 64),))
     assert len(linears(program)) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -43,10 +45,32 @@ def left_alone(module: torch.nn.Module, weight: Weight, found: str, accepted: st
     return program
 
 
-def test_codes_of_more_than_four_bits() -> None:
+def test_codes_of_more_than_eight_bits() -> None:
     weight = random_weight(1, 8, 64, 16)
-    weight.codes[2, 5] = 200
-    left_alone(GroupedLinear(weight), weight, "codes from 0 to 200", "0 to 15")
+    wide = dataclasses.replace(weight, codes=weight.codes.astype(np.int16))
+    wide.codes[2, 5] = 256
+    left_alone(GroupedLinear(wide), wide, "codes from 0 to 256", "0 to 255")
+
+
+def test_fp8_activations_beside_eight_bits() -> None:
+    weight = random_weight(1, 8, 64, 16, bits=8)
+    x = random_activations(3, 5, 64)
+    program = halfbyte.rewrite(export(Named(layer=GroupedLinear(weight)), x), activations="fp8")
+    assert linears(program) == []
+    [refusal] = program.report.refusals
+    assert "fp8" in refusal.found
+
+
+@pytest.mark.parametrize(
+    ("kind", "signed"), [("symmetric", False), ("symmetric", True), ("integer", False), ("minimum", False)]
+)
+def test_codes_of_eight_bits(kind: str, signed: bool) -> None:
+    weight = random_weight(1, 8, 64, 16, kind, bits=8)
+    x = random_activations(3, 5, 64)
+    program = halfbyte.rewrite(export(Named(layer=GroupedLinear(weight, signed=signed)), x))
+    assert len(linears(program)) == 1
+    assert same_bits(run(program, x), linear(x, weight, 3))
+    assert program.report.layers[0].mode == "W8A16"
 
 
 def test_zero_points_of_more_than_four_bits() -> None:

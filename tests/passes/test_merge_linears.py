@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dequantizing_models import GptqLinear, GroupedLinear
-from numpy_twin import Array, Weight, linear, same_bits
+from numpy_twin import E4M3, Array, Weight, linear, same_bits
 from random_layers import KINDS, random_activations, random_weight
 from rewritten_graphs import Named, export, linears, run_all, state
 from torch_bridge import nibbles
@@ -18,6 +18,8 @@ from halfbyte.passes.merge_linears import MergeLinears, merged_name
 from halfbyte.passes.pipeline import run_passes
 from halfbyte.passes.program import Program
 from halfbyte.passes.scheme import Activations
+
+DIGITS = {Activations.INT8: 1, Activations.FP8: E4M3, Activations.NONE: 3}
 
 
 def rewrite(module: torch.nn.Module, x: Array, mode: Activations = Activations.NONE) -> Program:
@@ -48,13 +50,13 @@ def test_every_column_is_computed_as_before(kind: str, bias: bool, mode: Activat
         name: "computed by q+k+v" for name in "qkv"
     }
     for got, weight in zip(run_all(program, x), weights, strict=True):
-        assert same_bits(got, linear(x, weight, 1 if mode is Activations.INT8 else 3))
+        assert same_bits(got, linear(x, weight, DIGITS[mode]))
     codes = np.concatenate([nibbles(weight.codes) for weight in weights])
     np.testing.assert_array_equal(state(program, "q+k+v.codes"), codes)
     assert not [name for name in program.entries["forward"].state_dict if not name.startswith("q+k+v.")]
     whole = program.layers["q+k+v"]
     assert whole.members == ("q", "k", "v")
-    np.testing.assert_array_equal(whole.weight().nibbles().numpy(), codes)
+    np.testing.assert_array_equal(whole.weight().packed().numpy(), codes)
     assert (whole.bias is not None) == bias
     if whole.bias is not None:
         np.testing.assert_array_equal(whole.bias().numpy(), np.concatenate([w.bias for w in weights]))
