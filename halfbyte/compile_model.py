@@ -316,7 +316,9 @@ def _compile(spliced: Spliced, target: CpuTarget, options: CompileOptions, progr
     # Without the second flag f64 arguments and parameters are read as f32 (IREE 3.13).
     importing = ["--iree-input-type=torch", "--iree-input-demote-f64-to-f32=false"]
     flags = [*importing, *target.flags, *options.iree_flags]
-    dump_dir = None if options.dump_dir is None else options.dump_dir / target.cpu
+    dump_dir = options.dump_dir
+    if dump_dir is not None and "," in options.cpu:
+        dump_dir = dump_dir / target.cpu
     if options.dump_dir is not None:
         for name, entry in program.entries.items():
             options.dump_dir.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -85,7 +86,7 @@ def run_line(manifest: Manifest, out: Path) -> str:
         for tensor in manifest.entry_points[name].inputs
         if tensor.name not in caches
     ]
-    return f"cd {out} && iree-run-module {' '.join(inputs)} --flagfile={name}.flags"
+    return f"cd {shlex.quote(str(out))} && iree-run-module {' '.join(inputs)} --flagfile={name}.flags"
 
 
 def _spelled(tensor: Tensor, dynamic: int = 1) -> str:

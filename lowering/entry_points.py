@@ -45,7 +45,7 @@ def entry_points(imported: Imported, caches: Sequence[Tensor]) -> dict[str, Entr
         own = inputs[: len(inputs) - len(kept)]
         results = imported.results[name]
         # A decoder's only result is called logits; a graph's results are numbered.
-        labels = _RESULTS if caches or (name == "forward" and len(results) == 1) else ()
+        labels = _RESULTS if caches else ()
         outputs = [
             _tensor(labels[i] if i < len(labels) else f"output{i}", value, sizes, name)
             for i, value in enumerate(results)

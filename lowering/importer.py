@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,12 @@ def import_entries(entries: Mapping[str, ExportedProgram]) -> Imported:
     results: dict[str, list[Any]] = {}
     names: dict[str, list[str]] = {}
     for name, entry in entries.items():
-        lowered = entry.run_decompositions(decompositions())
+        with warnings.catch_warnings():
+            # torch pickles its own tree specifications in a way it warns about.
+            warnings.filterwarnings(
+                "ignore", "`isinstance\\(treespec, LeafSpec\\)` is deprecated", FutureWarning
+            )
+            lowered = entry.run_decompositions(decompositions())
         _drop_none_results(lowered)
         state[name], values[name], names[name] = _as_arguments(name, lowered)
         outputs = {node.name: node.meta.get("val") for node in lowered.graph.nodes}

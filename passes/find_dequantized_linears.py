@@ -34,6 +34,7 @@ _MUL = (_aten.mul.Tensor, _aten.mul.Scalar)
 # What may stand between the dequantized weight and the matrix product: nothing that changes a value beyond a cast.
 _RESHAPES = (
     _aten.t.default,
+    _aten.numpy_T.default,
     _aten.transpose.int,
     _aten.permute.default,
     _aten.view.default,
@@ -171,17 +172,22 @@ def _dequantization(evaluate: StateEval, product: _Product) -> _Dequantized | No
     else:
         return None
     for side, scale in (root_mul.args, root_mul.args[::-1]):
-        zero: object = 0
-        inner, _ = _strip(side, evaluate)
-        codes: object = side
+        inner, between = _strip(side, evaluate)
+        codes: torch.Tensor | None = _value(evaluate, side)
+        zero: torch.Tensor | None = torch.tensor(0)
         if (
             isinstance(inner, torch.fx.Node)
             and inner.target in _SUB
             and len(inner.args) == 2
             and not inner.kwargs
         ):
-            codes, zero = inner.args
-        parts = [_value(evaluate, part) for part in (codes, zero, scale, minimum)]
+            shape = evaluate(inner).shape
+            operands = [_value(evaluate, part) for part in inner.args]
+            codes, zero = (
+                None if part is None else _replay(part.expand(shape).contiguous(), between)
+                for part in operands
+            )
+        parts = [codes, zero, _value(evaluate, scale), _value(evaluate, minimum)]
         like = evaluate(root)
         if any(part is not None and not _broadcasts(part, like) for part in parts):
             continue

@@ -99,10 +99,13 @@ def test_flag_files(tmp_path: Path) -> None:
 def test_every_named_cpu_is_a_target(name: str) -> None:
     target = CpuTarget.named(name)
     assert target.isa.needs <= target.features
-    assert f"--iree-llvmcpu-target-cpu={name}" in target.flags
+    assert f"--iree-llvmcpu-target-cpu={target.llvm_cpu}" in target.flags
+    for feature in target.llvm_features:
+        assert feature in target.features
+        assert f"--iree-llvmcpu-target-cpu-features=+{feature}" in target.flags
     if name != "host":
-        assert target.architecture == "x86_64"
-        assert "--iree-llvmcpu-target-triple=x86_64-linux-gnu" in target.flags
+        assert target.architecture == ("aarch64" if name.startswith("aarch64") else "x86_64")
+        assert f"--iree-llvmcpu-target-triple={target.architecture}-linux-gnu" in target.flags
 
 
 def test_the_host_is_what_this_machine_has() -> None:
@@ -117,7 +120,7 @@ def test_the_host_is_what_this_machine_has() -> None:
 def test_levels_contain_each_other() -> None:
     levels = [
         CpuTarget.named(name).features
-        for name in ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "cascadelake")
+        for name in ("x86-64", "x86-64-v2", "x86-64-v3", "x86-64-v4", "avx512vnni")
     ]
     for lower, higher in itertools.pairwise(levels):
         assert lower < higher
