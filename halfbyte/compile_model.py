@@ -95,6 +95,8 @@ def compile_model(
     with watch("import"):
         imported = import_entries(program.entries)
         spliced = [splice(imported, program, target) for target in targets]
+    known = {row.name for row in program.report.layers}
+    program.report.layers += [row for row in spliced[0].own if row.name not in known]
     for row in program.report.layers:
         row.kernel = spliced[0].kernels.get(row.name, "IREE's own code")
     with watch("compile"):

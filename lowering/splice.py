@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +27,8 @@ from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.passes.program import LayerSource, Program, state_value
-from halfbyte.passes.scheme import Activations, Zero
+from halfbyte.passes.report import LayerRow
+from halfbyte.passes.scheme import Activations, Zero, mode_name
 from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"
@@ -68,11 +70,13 @@ class Spliced:
         text: MLIR.
         parameters: what the archive must hold.
         kernels: by layer, the kernels that compute it.
+        own: rows for the report of the layers that no pass made: the graph itself calls their operator.
     """
 
     text: str
     parameters: Parameters
     kernels: dict[str, str]
+    own: tuple[LayerRow, ...]
 
 
 def splice(imported: Imported, program: Program, target: CpuTarget) -> Spliced:
@@ -89,7 +93,7 @@ def splice(imported: Imported, program: Program, target: CpuTarget) -> Spliced:
             start.insert(op)
         if not module.operation.verify():
             raise CompilerError("the module is malformed after splicing the kernels")
-        return Spliced(str(module), work.parameters, work.kernels)
+        return Spliced(str(module), work.parameters, work.kernels, tuple(work.own.values()))
 
 
 @dataclass
@@ -100,6 +104,7 @@ class _Splicer:
     helpers: dict[str, str] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=Parameters)
     kernels: dict[str, str] = field(default_factory=dict)
+    own: dict[str, LayerRow] = field(default_factory=dict)
     values: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def function(self, function: Any) -> None:
@@ -195,11 +200,11 @@ class _Splicer:
             parts = [
                 None if _is_none(part) else self._state(entry, part) for part in (codes, scale, zero, minimum)
             ]
-            weight, bias_value = (
-                quant_tensor(name, parts, inputs, group_size, bits),
-                self._optional(entry, bias),
-            )
-            source = LayerSource(lambda: weight, bias_value, (name,))
+            with _own_weight(name):
+                weight = quant_tensor(name, parts, inputs, group_size, bits)
+            source = LayerSource(lambda: weight, self._optional(entry, bias), (name,))
+            mode = mode_name(bits, Activations(activations))
+            self.own[name] = LayerRow(name, weight.shape, "graph", str(weight.scheme), activations, mode)
         self._call_linear(op, x, linear, name, source)
 
     def _fp8_block_linear(self, entry: str, op: Any) -> None:
@@ -211,10 +216,12 @@ class _Splicer:
         name = self._state_name(entry, weight).removesuffix(".codes")
         source = self.program.layers.get(name)
         if source is None:
-            found = Fp8Tensor(
-                name, self._state(entry, weight), self._state(entry, scale), block_outputs, block_inputs
-            )
+            parts = (self._state(entry, weight), self._state(entry, scale), block_outputs, block_inputs)
+            with _own_weight(name):
+                found = Fp8Tensor(name, *parts)
             source = LayerSource(lambda: found, self._optional(entry, bias), (name,))
+            mode = "WFP8AFP8" if activations == "fp8" else "WFP8A16"
+            self.own[name] = LayerRow(name, found.shape, "graph", found.scheme, activations, mode)
         quantized, has_bias = activations == "fp8", not _is_none(bias)
         linear = self.target.fp8_linear(outputs, inputs, block_inputs, shaped.dtype, has_bias, quantized)
         self._call_linear(op, x, linear, name, source)
@@ -311,6 +318,20 @@ class _Splicer:
                 found=str(value)[:200],
             )
         return name
+
+
+@contextmanager
+def _own_weight(name: str) -> Iterator[None]:
+    """What a weight that the graph itself gives to an operator does wrong becomes an error that says so."""
+    try:
+        yield
+    except ValueError as error:
+        raise CompilerError(
+            "the graph gives a halfbyte operator a weight that makes no sense",
+            where=name,
+            found=str(error),
+            accepted="what the operator's documentation says",
+        ) from None
 
 
 def _operators(function: Any) -> list[Any]:

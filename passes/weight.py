@@ -148,6 +148,13 @@ class Fp8Tensor:
         """Logical (N, K) = (outputs, inputs)."""
         return self.bits.shape[0], self.bits.shape[1]
 
+    @property
+    def scheme(self) -> str:
+        """For reports."""
+        return (
+            f"e4m3, blocks of {self.block_outputs}x{self.block_inputs}, {dtype_name(self.scale.dtype)} scales"
+        )
+
 
 def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     """Whether two tensors have equal values and dtypes, or neither is there."""

@@ -37,7 +37,7 @@ def test_inspect_groups_layers(checkpoints: Path, main: Main, capsys: Captured) 
     assert "model.layers.*.self_attn.q_proj x2" in lines
     assert "group 64" in lines["model.layers.0.mlp.gate_proj"]
     assert "group 32" in lines["model.layers.1.mlp.gate_proj"]
-    assert "8-bit weights are computed in float" in lines["model.layers.1.mlp.down_proj"]
+    assert "int8 symmetric, group 64" in lines["model.layers.1.mlp.down_proj"]
     assert "float" in lines["model.layers.*.self_attn.o_proj x2"]
 
 
@@ -50,9 +50,9 @@ def test_inspect_as_json(checkpoints: Path, main: Main, capsys: Captured) -> Non
         for name, about in group["layers"].items():
             layer = layers[name]
             assert layer["shape"] == about["shape"]
-            narrow = group["weight"] == "int4"
-            assert layer["group_size"] == (group["group_size"] if narrow else None)
-            assert layer["activations"] == ("int8" if narrow else "float")
+            assert layer["group_size"] == group["group_size"]
+            assert layer["scheme"].split()[0] == group["weight"]
+            assert layer["activations"] == "int8"
     assert layers["model.layers.0.self_attn.o_proj"]["scheme"] == "float"
     assert found["config"]["hidden_size"] == 128
     assert found["warnings"] == []
@@ -76,10 +76,16 @@ def test_compile_says_what_it_did(checkpoints: Path, tmp_path: Path, main: Main,
     assert [line.split(":")[0] for line in captured.err.splitlines()] == [
         *("load", "rewrite", "export", "import", "compile", "write")
     ]
-    assert re.match(r" +9 layers +W4A8 +int4 symmetric, group 32, f16 scales +halfbyte_gemm_w4a8_", lines[0])
-    assert re.match(r" +2 layers +W4A8 +int4 symmetric, group 64, f16 scales +halfbyte_gemm_w4a8_", lines[1])
+    assert re.match(
+        r" +9 layers +W4A8 +int4 symmetric, group 32, f16 scales +halfbyte_gemm_w4_int8_", lines[0]
+    )
+    assert re.match(
+        r" +2 layers +W4A8 +int4 symmetric, group 64, f16 scales +halfbyte_gemm_w4_int8_", lines[1]
+    )
+    assert re.match(
+        r" +1 layers? +W8A8 +int8 symmetric, group 64, f16 scales +halfbyte_gemm_w8_int8_", lines[2]
+    )
     left = [line for line in lines if "  float  " in line]
-    assert any("8-bit weights are computed in float (model.layers.1.mlp.down_proj)" in line for line in left)
     assert any("model.layers.*.self_attn.o_proj x2" in line for line in left)
     assert lines[-1].startswith(f"run:  cd {out} && iree-run-module ")
     assert sorted(path.name for path in dump.iterdir()) == [
@@ -127,7 +133,10 @@ def test_usage_errors(checkpoints: Path, tmp_path: Path, main: Main, capsys: Cap
     model, out = checkpoints / SMALL, tmp_path / "out"
     cases: dict[tuple[object, ...], tuple[str, ...]] = {
         ("-o", out, "--cpu", "z80"): ("--cpu: unknown CPU", "found: z80", "accepted: host, x86-64", "do: "),
-        ("-o", out, "--activations", "fp4"): ("--activations: no such choice", "accepted: auto, int8, none"),
+        ("-o", out, "--activations", "fp4"): (
+            "--activations: no such choice",
+            "accepted: auto, int8, fp8, none",
+        ),
         ("-o", out, "--on-unsupported", "x"): ("--on-unsupported: no such choice", "accepted: error, float"),
         ("-o", out, "--target", "tpu"): ("--target: no such choice",),
         ("-o", out, "--dtype", "f8"): ("--dtype: no such choice",),

@@ -116,13 +116,14 @@ def test_the_context_can_be_filled_to_its_end(model: Compiled) -> None:
     np.testing.assert_array_equal(conversation.step(tokens[-1]), whole[-1])
 
 
-def test_the_archive_holds_four_bits_per_weight(model: Compiled) -> None:
+def test_the_archive_holds_the_checkpoints_bits_per_weight(model: Compiled) -> None:
     """Codes, and scales beside them: no copy of a quantized weight in any wider form."""
     [archive] = model.bundle.manifest.parameters
     quantized = [layer for layer in model.bundle.manifest.layers if layer.scheme != "float"]
-    weights = sum(layer.shape[0] * layer.shape[1] for layer in quantized)
+    size = {"int4": 0.5, "int8": 1.0}
+    weights = sum(layer.shape[0] * layer.shape[1] * size[layer.scheme.split()[0]] for layer in quantized)
     codes = sum(tensor.bytes for key, tensor in archive.tensors.items() if key.endswith(".codes"))
-    assert weights / 2 <= codes <= 1.05 * weights / 2
+    assert weights <= codes <= 1.05 * weights
     merged = json.loads((model.bundle.folder / "report.json").read_text())["merged"]
     packed = [key.removesuffix(".codes") for key in archive.tensors if key.endswith(".codes")]
     members = [member for name in packed for member in merged.get(name, [name])]
@@ -182,7 +183,7 @@ def test_min_tokens_switches_between_the_two_ways(checkpoints: Path, compiled: C
         want = all_logits(few if count < 5 else many, tokens[:count])
         np.testing.assert_array_equal(all_logits(both, tokens[:count]), want)
     kernels = {layer.kernel for layer in both.manifest.layers if layer.scheme != "float"}
-    assert kernels and all("w4a8" in kernel and "w4a16p3" in kernel for kernel in kernels)
+    assert kernels and all("w4_int8" in kernel and "w4_planes3" in kernel for kernel in kernels)
     report = json.loads((both.folder / "report.json").read_text())
     assert report["options"]["min_tokens"] == 5
 

@@ -67,7 +67,7 @@ def dumped(request: pytest.FixtureRequest, dump: Callable[..., Dumped]) -> Dumpe
 
 def mode(dumped: Dumped) -> tuple[str, str]:
     """What the kernels of the mode are called, and those of the other."""
-    int8, planes = "int8|w4a8", "planes|w4a16"
+    int8, planes = "int8", "planes"
     return (int8, planes) if dumped.report["options"]["activations"] == "int8" else (planes, int8)
 
 

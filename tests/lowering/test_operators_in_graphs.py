@@ -1,0 +1,134 @@
+"""Graphs that call halfbyte's operators themselves, among them e4m3 linears, compiled for several CPUs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fp8_twin import Fp8Weight, fp8_block_linear, random_fp8_weight
+from numpy_twin import Array, linear, quantized_per_token, same_bits, same_by_row
+from random_layers import random_activations, random_weight, telling_rows
+from torch_bridge import linear_arguments
+
+import halfbyte
+from halfbyte.errors import CompilerError
+from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.runtime import Bundle
+from halfbyte.runtime.cpu_features import architecture, host_features
+
+# N, K, block, activations: tiles that are not full, ragged blocks, one scale per output, one scale for all.
+LAYERS = (
+    *((200, 320, (128, 128), "fp8"), (72, 130, (1, 0), "fp8"), (40, 96, (0, 0), "none")),
+    *((64, 1000, (128, 128), "none"), (3, 5, (128, 128), "fp8"), (65, 640, (64, 320), "fp8")),
+)
+WEIGHTS = [
+    random_fp8_weight(seed, outputs, inputs, block, bias=seed % 2 == 0)
+    for seed, (outputs, inputs, block, _) in enumerate(LAYERS)
+]
+INT4 = random_weight(1, 40, 96, 32, "integer", "f16", bias=True)
+ROWS = (0, 1, 2, 3, 7, 9, 50, 101)
+
+
+class _Operators(torch.nn.Module):
+    """Operators called by name, on weights that are buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for index, weight in enumerate(WEIGHTS):
+            self._hold(f"layer{index}", weight.arguments(LAYERS[index][3])[:3])
+        self._hold("int4", linear_arguments(np.zeros((1, 96), np.float32), INT4, "int8")[1:6])
+
+    def _hold(self, name: str, tensors: tuple[object, ...]) -> None:
+        for index, value in enumerate(tensors):
+            if isinstance(value, torch.Tensor):
+                self.register_buffer(f"{name}_{index}", value)
+
+    def forward(self, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        out = []
+        for index, ((_, _, _, activations), x) in enumerate(zip(LAYERS, xs, strict=False)):
+            parts = [getattr(self, f"layer{index}_{part}", None) for part in range(3)]
+            block = WEIGHTS[index].block
+            out.append(torch.ops.halfbyte.fp8_block_linear(x, *parts, *block, activations))
+        parts = [getattr(self, f"int4_{part}", None) for part in range(5)]
+        out.append(torch.ops.halfbyte.linear(xs[-1], *parts, 4, 32, "int8", 3, 0))
+        return (*out, *torch.ops.halfbyte.quantize_per_token(xs[-1]))
+
+
+@pytest.fixture(scope="module", params=["host", "x86-64-v3", "x86-64"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    target = CpuTarget.named(request.param)
+    if target.architecture != architecture():
+        pytest.skip(f"this is no {target.architecture}")
+    if lacking := target.features - host_features():
+        pytest.skip(f"this CPU lacks {', '.join(sorted(lacking))}")
+    rows = torch.export.Dim("T", min=0, max=4096)
+    xs = (*(torch.zeros(5, inputs) for _, inputs, _, _ in LAYERS), torch.zeros(5, 96))
+    program = torch.export.export(_Operators(), xs, dynamic_shapes=(tuple({0: rows} for _ in xs),))
+    folder = tmp_path_factory.mktemp("operators") / "bundle"
+    return halfbyte.load(halfbyte.compile(program, folder, halfbyte.CompileOptions(cpu=request.param)).path)
+
+
+def _inputs() -> list[Array]:
+    widths = [*(inputs for _, inputs, _, _ in LAYERS), 96]
+    out = [random_activations(width, max(ROWS), width) for width in widths]
+    for x in out:
+        telling = telling_rows(x.shape[1])[[0, 2, 4, 5, 8]]  # zeros, one value, NaN, Inf, tiny
+        x[1:6] = telling
+    return out
+
+
+def _near(got: Array, want: Array, weight: Fp8Weight) -> bool:
+    """float32 sums within a block may be ordered otherwise than the exact ones."""
+    bad = ~np.isfinite(want)
+    if not np.array_equal(bad, ~np.isfinite(got)):
+        return False
+    largest = np.abs(np.where(bad, 0, want)).max(-1, keepdims=True, initial=1e-30)
+    return bool((np.abs(np.where(bad, 0, got - np.where(bad, 0, want))) <= 2e-6 * largest).all())
+
+
+def test_equals_the_references(bundle: Bundle) -> None:
+    xs = _inputs()
+    with np.errstate(invalid="ignore"):
+        wanted = [
+            fp8_block_linear(x, weight, layer[3] == "fp8")
+            for x, weight, layer in zip(xs, WEIGHTS, LAYERS, strict=False)
+        ]
+        int4, (codes, scales) = linear(xs[-1], INT4, 1), quantized_per_token(xs[-1])
+        for rows in ROWS:
+            *got, y, got_codes, got_scales = bundle.call("forward", *(x[:rows] for x in xs))
+            for layer, value, want, weight in zip(LAYERS, got, wanted, WEIGHTS, strict=True):
+                assert _near(value, want[:rows], weight), (layer, rows)
+            assert same_bits(y, int4[:rows]), same_by_row(y, int4[:rows])
+            np.testing.assert_array_equal(got_codes, codes[:rows])
+            assert same_bits(got_scales, scales[:rows])
+
+
+def test_a_row_of_a_batch_equals_the_row_alone(bundle: Bundle) -> None:
+    xs = _inputs()
+    together = bundle.call("forward", *xs)
+    for row in (0, 1, 7, 50, 100):
+        alone = bundle.call("forward", *(x[row : row + 1] for x in xs))
+        for one, batch in zip(alone, together, strict=True):
+            assert same_bits(one, batch[row : row + 1])
+
+
+def test_the_report_names_them(bundle: Bundle) -> None:
+    layers = {layer.name: layer for layer in bundle.manifest.layers}
+    assert len(layers) == len(LAYERS) + 1
+    for index, (outputs, inputs, _, activations) in enumerate(LAYERS):
+        layer = layers[f"layer{index}_0"]
+        assert layer.shape == (outputs, inputs) and layer.activations == activations
+        assert layer.scheme.startswith("e4m3, blocks of ") and "fp8" in layer.kernel
+    assert (
+        layers["int4_0"].scheme.startswith("int4 integer, group 32") and "w4_int8" in layers["int4_0"].kernel
+    )
+
+
+def test_weights_that_make_no_sense_are_refused() -> None:
+    module = _Operators()
+    module.get_buffer("layer1_0")[3, 4] = 0x7F
+    xs = (*(torch.zeros(5, inputs) for _, inputs, _, _ in LAYERS), torch.zeros(5, 96))
+    program = torch.export.export(module, xs)
+    with pytest.raises(CompilerError, match="layer1_0") as error:
+        halfbyte.compile(program, "unused")
+    assert "NaN" in str(error.value)
