@@ -1,0 +1,51 @@
+"""The machine code of every body, compiled here for each CPU whether or not this machine could run it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from layer_bundles import Case
+from random_layers import random_weight
+
+from halfbyte.lowering.compiler import compile_module
+from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
+from halfbyte.lowering.targets.cpu import CpuTarget
+
+# CPU -> its inner product as assembly, on its widest registers, and those of the others.
+INNER = {
+    "avx512vnni": r"\tvpdpbusd\t.*%zmm",
+    "x86-64-v4": r"\tvpmadd(?:ubsw|wd)\t.*%zmm",
+    "avxvnni": r"\{vex\}\s+vpdpbusd\t.*%ymm",
+    "x86-64-v3": r"\tvpmadd(?:ubsw|wd)\t.*%ymm",
+    "aarch64-dotprod": r"\tsdot\t.*v[0-9]+\.4s",
+}
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("cpu", INNER)
+def test_the_inner_product_is_the_cpus(cpu: str, bits: int, tmp_path: Path) -> None:
+    target, layers = CpuTarget.named(cpu), []
+    for name, digits in (("int8", 1), ("planes", 3)):
+        weight = random_weight(digits, 256, 512, 128, "integer", "f16", bits=bits)
+        layers.append(ArchivedLayer(name, Case(name, weight, "f32", digits).linear(target.isa, target)))
+    files = f"--iree-hal-dump-executable-intermediates-to={tmp_path}"
+    compile_module(layer_program(layers), [*target.flags, files], cache=False)
+    text = "\n".join(path.read_text() for path in tmp_path.glob("*.s"))
+    found = {name: len(re.findall(pattern, text)) for name, pattern in INNER.items()}
+    # At least a tile of four rows and a step of eight inputs, in each of two modes and forms.
+    assert found.pop(cpu) > 64
+    assert not any(found.values()) or cpu in ("avx512vnni", "avxvnni")
+
+
+@pytest.mark.parametrize("cpu", ["x86-64", "aarch64"])
+def test_plain_kernels_use_none_of_them(cpu: str, tmp_path: Path) -> None:
+    target = CpuTarget.named(cpu)
+    weight = random_weight(1, 64, 128, 64, "symmetric", "f16")
+    layer = ArchivedLayer("plain", Case("plain", weight, "f32", 1).linear(target.isa, target))
+    files = f"--iree-hal-dump-executable-intermediates-to={tmp_path}"
+    compile_module(layer_program([layer]), [*target.flags, files], cache=False)
+    text = "\n".join(path.read_text() for path in tmp_path.glob("*.s"))
+    assert len(text) > 1000
+    assert not re.findall(r"vpdpbusd|vpmaddubsw|\tsdot\t|%[yz]mm", text)
