@@ -23,3 +23,14 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 def checkpoints() -> Path:
     """Small checkpoints by the tools people use, good and malformed, with expected values."""
     return Path(__file__).parent / "data" / "checkpoints"
+
+
+@pytest.fixture(scope="session")
+def portable() -> str:
+    """An older CPU that this one can stand in for, or host. Its kernels are the plain ones, which compile sooner."""
+    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.runtime.cpu_features import architecture, host_features
+
+    target = CpuTarget.named("x86-64-v3")
+    fits = architecture() == target.architecture and target.features <= host_features()
+    return "x86-64-v3" if fits else "host"

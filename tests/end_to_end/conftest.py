@@ -14,8 +14,6 @@ import filelock
 import pytest
 
 import halfbyte
-from halfbyte.lowering.targets.cpu import CpuTarget
-from halfbyte.runtime.cpu_features import architecture, host_features
 
 Compile = Callable[..., Path]
 Main = Callable[..., int]
@@ -37,14 +35,6 @@ def compiled(checkpoints: Path) -> Compile:
         return shared / key
 
     return compile_once
-
-
-@pytest.fixture(scope="session")
-def portable() -> str:
-    """A CPU that this one can stand in for but that lacks the fast kernels' instructions, or host."""
-    target = CpuTarget.named("x86-64-v3")
-    fits = architecture() == target.architecture and target.features <= host_features()
-    return "x86-64-v3" if fits else "host"
 
 
 @pytest.fixture

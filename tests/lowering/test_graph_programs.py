@@ -137,13 +137,16 @@ def entries() -> dict[str, ExportedProgram]:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(tmp_path_factory: pytest.TempPathFactory, portable: str) -> Bundle:
     from halfbyte.passes.program import LayerSource
 
     source, bias = quant_tensor("layer", WEIGHT), tensor(WEIGHT.bias)
     assert bias is not None
     program = Program(entries(), {"layer": LayerSource(lambda: source, lambda: bias, ("layer",))})
-    return halfbyte.load(halfbyte.compile(program, tmp_path_factory.mktemp("graphs") / "bundle").path)
+    options = halfbyte.CompileOptions(cpu=portable)
+    return halfbyte.load(
+        halfbyte.compile(program, tmp_path_factory.mktemp("graphs") / "bundle", options).path
+    )
 
 
 def call(bundle: Bundle, name: str, *inputs: Any) -> list[Array]:
