@@ -2,7 +2,7 @@
 
     python benchmarks/linear.py --shapes 4096x4096 --group 128 --m 1,16,256 --threads 1 --peers ort --json rows.json
 
-Prints a table and writes rows {peer, mode, m, k, n, group, threads, cold, us, us_min, gmacs, gops, relative_error,
+Prints a table and writes rows {peer, mode, m, k, n, group, threads, cold, cpu, us, us_min, gmacs, gops, relative_error,
 of_limit}. Peers beyond ONNX Runtime and PyTorch are optional; their files say how to install them.
 """
 
@@ -50,7 +50,7 @@ def work(name: str) -> None:
         try:
             if question["do"] == "build":
                 codes, scales = weights(question["k"], question["n"], question["group"], question["copies"])
-                problem = Problem(codes, scales, question["group"], question["threads"])
+                problem = Problem(codes, scales, question["group"], question["threads"], question["cpu"])
                 pin(question["threads"])
                 peer = make(name)
                 peer.build(problem)
@@ -84,7 +84,8 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             workers = {name: Worker("linear.py", name, threads) for name in names}
             errors = {}
             for name, worker in list(workers.items()):
-                built = worker.ask(do="build", k=k, n=n, group=options.group, copies=copies, threads=threads)
+                size = dict(k=k, n=n, group=options.group, copies=copies, threads=threads)
+                built = worker.ask(do="build", cpu=options.cpu, **size)
                 errors[name] = built.get("relative_error")
                 if "error" in built:
                     print(f"{name}: left out: {built['error']}", file=sys.stderr)
@@ -114,6 +115,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
                             group=options.group,
                             threads=threads,
                             cold=cold,
+                            cpu=options.cpu,
                         )
                         row |= dict(us=round(us, 2), us_min=round(min(taken), 2))
                         row |= dict(gmacs=round(m * k * n / us / 1e3, 1), relative_error=errors[name])
@@ -185,6 +187,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=128)
     parser.add_argument("--m", default="1,16,256", help="tokens, comma-separated")
     parser.add_argument("--threads", default="1")
+    parser.add_argument("--cpu", default="host", help="what halfbyte compiles for, as of `halfbyte compile`")
     parser.add_argument("--mode", default="w4a8,w4a16", help="of " + ", ".join(MODES))
     parser.add_argument(
         "--peers", default="ort", help="of " + ", ".join(sorted({p.rpartition("_")[0] for p in PEERS}))

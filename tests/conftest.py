@@ -27,7 +27,7 @@ def checkpoints() -> Path:
 
 @pytest.fixture(scope="session")
 def portable() -> str:
-    """An older CPU that this one can stand in for, or host. Its kernels are the plain ones, which compile sooner."""
+    """An older CPU that this one can stand in for, with kernels of its own, or host."""
     from halfbyte.lowering.targets.cpu import CpuTarget
     from halfbyte.runtime.cpu_features import architecture, host_features
 

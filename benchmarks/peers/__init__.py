@@ -25,6 +25,7 @@ class Problem:
     scales: list[np.ndarray[Any, Any]]
     group: int
     threads: int
+    cpu: str = "host"  # what halfbyte compiles for; the others look for themselves
 
     @property
     def outputs(self) -> int:

@@ -1,4 +1,4 @@
-"""halfbyte: the product's kernels, compiled for this machine, weights in the runtime's own memory."""
+"""halfbyte: the product's kernels, compiled for this machine or another CPU, weights in the runtime's own memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Halfbyte:
         self.activations, self.io, self.bits = Activations(activations), io, bits
 
     def build(self, problem: Problem) -> None:
-        target = CpuTarget.named("host")
+        target = CpuTarget.named(problem.cpu)
         packing = Packing(problem.outputs, problem.inputs, problem.group, self.bits)
         digits = 3 if self.io == "f32" else 2
         linear = Linear(

@@ -45,7 +45,13 @@ def compile_command(
         ),
     ] = None,
     cpu: Annotated[
-        str, typer.Option("--cpu", metavar="host|x86-64-v3|x86-64-v4|...", help="The CPU to compile for.")
+        str,
+        typer.Option(
+            "--cpu",
+            metavar="NAME[,NAME...]",
+            help="host (this machine), x86-64, x86-64-v2, x86-64-v3, avxvnni, x86-64-v4, avx512vnni, aarch64 or "
+            "aarch64-dotprod. With several, the bundle runs on all of them and the best that fits is loaded.",
+        ),
     ] = "host",
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="f32|f16|bf16", help="Type of activations and caches.")

@@ -18,7 +18,7 @@ from halfbyte.runtime import Bundle, Conversation
 from halfbyte.runtime.logits import all_logits
 
 Compile = Callable[..., Path]
-# Checkpoints, and whether they are compiled for an older CPU, which takes the kernels' plain body.
+# Checkpoints, and whether they are compiled for an older CPU, whose kernels have another body.
 MODELS = {
     "llama-gptq-v1-sym-g64": True,
     "llama-gptq-v2-asym-g32": False,
