@@ -90,11 +90,11 @@ def compile_command(
     )
     with _Shown() as progress:
         compiled = compile_model(model, out, options, progress)
-    for line in summary(compiled, cpu):
+    for line in summary(compiled):
         typer.echo(line)
 
 
-def summary(compiled: Compiled, cpu: str) -> list[str]:
+def summary(compiled: Compiled) -> list[str]:
     """The lines after a compilation: layers by scheme and kernel, what was left alone and why, sizes, how to run."""
     layers = compiled.report["layers"]
     lines = []
@@ -108,12 +108,12 @@ def summary(compiled: Compiled, cpu: str) -> list[str]:
         shown = ", ".join([*patterns[:4], *["..."] * (len(patterns) > 4)])
         lines.append(f"{_layers(count)}  float  {storage}: {reason or 'float in the checkpoint'} ({shown})")
     lines += [f"warning: {warning}" for warning in compiled.report["warnings"]]
-    program, archive = compiled.manifest.programs[0], compiled.manifest.parameters[0]
-    target = "this machine's CPU" if cpu == "host" else cpu
-    size = (compiled.path / program.file).stat().st_size
-    lines.append(
-        f"{compiled.path}: {program.file} {_size(size)} for {target}, {archive.file} {_size(archive.bytes)}"
-    )
+    archive, files = compiled.manifest.parameters[0], []
+    for program in compiled.manifest.programs:
+        target = "this machine's CPU" if program.cpu == "host" else program.cpu
+        size = (compiled.path / program.file).stat().st_size
+        files.append(f"{program.file} {_size(size)} for {target}")
+    lines.append(f"{compiled.path}: {', '.join([*files, f'{archive.file} {_size(archive.bytes)}'])}")
     lines.append(
         "time: " + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in compiled.seconds.items())
     )
