@@ -26,7 +26,7 @@ from halfbyte.runtime.huge_pages import HugePages
 
 _SIZES = (2, 8, 32, 256)
 # Instruction set -> int32 lanes, the dot instruction that sets its limit.
-_DOT = {"avx512vnni": (16, "vnni"), "avxvnni": (8, "vnni"), "dotprod": (4, "sdot")}
+_DOT = {"amx": (16, "vnni"), "avx512vnni": (16, "vnni"), "avxvnni": (8, "vnni"), "dotprod": (4, "sdot")}
 
 
 def measure(seconds: float = 0.3) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Gemm:
             bias=self.bias,
             soft_f16=self.soft_f16,
             row_block=_ROW_BLOCK,
-            panel=_PANEL_ROWS[self.codes.digits],
+            panel=_ROW_BLOCK if self.isa.tiles else _PANEL_ROWS[self.codes.digits],
         )
 
 

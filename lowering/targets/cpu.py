@@ -18,11 +18,12 @@ from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 from halfbyte.runtime.cpu_features import architecture, host_features
 
 # Of a host's features those that code generation uses: a machine may lack the others and still run the program.
-_USED = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "lzcnt", "popcnt", "movbe", "gfni", "cx16")
+_USED = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "lzcnt", "popcnt", "movbe", "gfni", "cx16", "amx")
 # What LLVM turns on for these names, as far as IREE's code generation and our kernels use it.
 _V2 = {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16"}
 _V3 = _V2 | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_AMX = ("amx-tile", "amx-int8")
 _ARM = {"neon", "fp-armv8"}
 # name -> architecture, LLVM's CPU, what is turned on beyond it, and everything that is then in use.
 _NAMED: Mapping[str, tuple[str, str, tuple[str, ...], frozenset[str]]] = {
@@ -32,6 +33,7 @@ _NAMED: Mapping[str, tuple[str, str, tuple[str, ...], frozenset[str]]] = {
     "avxvnni": ("x86_64", "x86-64-v3", ("avxvnni",), frozenset(_V3 | {"avxvnni"})),
     "x86-64-v4": ("x86_64", "x86-64-v4", (), frozenset(_V4)),
     "avx512vnni": ("x86_64", "x86-64-v4", ("avx512vnni",), frozenset(_V4 | {"avx512vnni"})),
+    "amx": ("x86_64", "x86-64-v4", ("avx512vnni", *_AMX), frozenset(_V4 | {"avx512vnni", *_AMX})),
     "aarch64": ("aarch64", "generic", (), frozenset(_ARM)),
     "aarch64-dotprod": ("aarch64", "generic", ("dotprod",), frozenset(_ARM | {"dotprod"})),
 }
@@ -102,6 +104,8 @@ class CpuTarget:
         """For iree-compile."""
         flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
         flags.append(f"--iree-llvmcpu-target-cpu={self.llvm_cpu}")
+        if self.isa.tiles:
+            flags.append("--iree-llvmcpu-stack-allocation-limit=65536")
         if self.cpu != "host":
             flags.append(f"--iree-llvmcpu-target-triple={self.architecture}-linux-gnu")
         if self.llvm_features:
