@@ -8,7 +8,7 @@ from typing import Any
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 560, 70, 200, 30, 60
 _COLORS = ("#0b6e4f", "#c84630", "#3a5a9b", "#8b5fbf", "#b8860b", "#444444")
-_MODES = ("w4a8", "w8a8", "w4a16bf16", "w4a16", "w4afp8")
+_MODES = ("w4a8", "w8a8", "w4a16bf16", "w4a16", "w4afp8", "fp8", "fp8a16")
 
 
 class _Axes:
@@ -31,7 +31,7 @@ class _Axes:
 
 def intensity(row: dict[str, Any]) -> float:
     """Multiply-adds per byte of the int4 (or int8) weights."""
-    weight_bytes = 1.0 if row["mode"] == "w8a8" else 0.5
+    weight_bytes = 1.0 if row["mode"] in ("w8a8", "fp8", "fp8a16") else 0.5
     return float(row["m"] / (weight_bytes + 2 / row["group"]))
 
 
@@ -109,6 +109,8 @@ def _mark(mode: str, x: float, y: float, color: str, cold: bool) -> str:
         "w8a8": f"M{x - 5:.1f},{y - 5:.1f}h10v10h-10z",
         "w4a16": f"M{x:.1f},{y - 6:.1f}l6,11h-12z",
         "w4a16bf16": f"M{x:.1f},{y + 6:.1f}l6,-11h-12z",
+        "fp8": f"M{x - 6:.1f},{y:.1f}l6,-6l6,6l-12,0z",
+        "fp8a16": f"M{x - 6:.1f},{y:.1f}l6,6l6,-6l-12,0z",
         "w4afp8": f"M{x:.1f},{y - 6:.1f}l6,6l-6,6l-6,-6z",
     }
     fill = "white" if cold else color
