@@ -13,6 +13,7 @@ from halfbyte.checkpoints.input_groups import is_sequential, read_g_idx, settle_
 from halfbyte.checkpoints.integer_layer import READABLE_BITS
 from halfbyte.checkpoints.layer_tensors import SCALE_DTYPES, check, require
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
+from halfbyte.checkpoints.words import WORD_BITS, words_for
 from halfbyte.errors import CheckpointError
 
 
@@ -45,7 +46,7 @@ def inspect_layer(
         return GptqLayer(name=name, shape=shape, bits=bits, version=config.version)
     require(name, tensors, "qzeros", "scales")
     groups = _groups(name, shape, tensors)
-    check(name, "qzeros", tensors, (groups, -(-shape[0] * bits // packing.WORD_BITS)), (torch.int32,))
+    check(name, "qzeros", tensors, (groups, words_for(shape[0], bits)), (torch.int32,))
     g_idx = read_g_idx(name, "g_idx", shape[1], groups, tensors)
     if g_idx is None and setting.desc_act and groups > 1:
         raise missing_tensor([f"{name}.g_idx"], tensors, f"{config.where} says desc_act = true")
@@ -76,7 +77,7 @@ def _bits(
 ) -> int:
     """The width that the rows of qweight tell; the configuration's for one this reader does not unpack."""
     outputs, inputs = shape
-    if inputs % (packing.WORD_BITS // 4):
+    if inputs % (WORD_BITS // 4):
         raise CheckpointError(
             "the number of inputs does not fill whole words",
             where=name,
@@ -84,10 +85,10 @@ def _bits(
             accepted="a multiple of 8",
         )
     stored = tensors[f"{name}.qweight"]
-    wanted = (inputs * setting.bits // packing.WORD_BITS, outputs)
+    wanted = (inputs * setting.bits // WORD_BITS, outputs)
     if stored.shape == wanted and stored.dtype == torch.int32:
         return setting.bits
-    fits = [bits for bits in READABLE_BITS if stored.shape == (inputs * bits // packing.WORD_BITS, outputs)]
+    fits = [bits for bits in READABLE_BITS if stored.shape == (inputs * bits // WORD_BITS, outputs)]
     if stored.dtype != torch.int32 or not fits:
         check(name, "qweight", tensors, wanted, (torch.int32,), note=f" for bits = {setting.bits}")
     if setting.bits not in READABLE_BITS:
