@@ -4,136 +4,49 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
-from halfbyte.checkpoints import gptq_packing as packing
-from halfbyte.checkpoints.checkpoint import FloatInfo, LayerInfo
 from halfbyte.checkpoints.contradictions import Contradictions
-from halfbyte.checkpoints.float_folder import FolderCheckpoint
 from halfbyte.checkpoints.gptq_config import GptqConfig, auto_round_config, gptq_config
-from halfbyte.checkpoints.gptq_inspection import inspect_layer, read_g_idx
+from halfbyte.checkpoints.gptq_inspection import inspect_layer
 from halfbyte.checkpoints.gptq_layer import GptqLayer
-from halfbyte.checkpoints.model_folder import ModelFolder, refuse_both, require_weight
-from halfbyte.errors import CheckpointError
-from halfbyte.passes.report import Refusal
-from halfbyte.passes.weight import QuantTensor
-
-_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+from halfbyte.checkpoints.model_folder import ModelFolder
+from halfbyte.checkpoints.quantized_folder import QuantizedFolder, open_quantized
+from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 
 
-@dataclass(kw_only=True)
-class GptqCheckpoint(FolderCheckpoint):
-    """A folder of GPTQ tensors.
+@dataclass(frozen=True)
+class GptqReader:
+    """Layers that have a ``qweight``."""
 
-    Attributes:
-        quantized_layers: every layer with quantized tensors, 8-bit ones included.
-    """
+    config: GptqConfig
+    weights: tuple[str, ...] = ("qweight",)
 
-    quantized_layers: dict[str, GptqLayer]
+    @property
+    def format(self) -> str:
+        return self.config.format
 
-    def quantized(self, layer: str) -> QuantTensor:
-        if self.layers[layer].scheme is None:
-            raise KeyError(layer)
-        found = self.quantized_layers[layer]
-        codes, zeros, scales, _ = self._read(found)
-        order = self.permutation(layer)
-        if order is not None:
-            codes = codes[:, order]
-        zero = None if found.symmetric else zeros
-        return QuantTensor(layer, codes, scales, found.group_size, zero, permutation=order, bits=found.bits)
+    @property
+    def where(self) -> str:
+        return self.config.where
 
-    def float_tensor(self, name: str) -> torch.Tensor:
-        found = self.quantized_layers.get(name.removesuffix(".weight"))
-        if name not in self.floats or found is None or not name.endswith(".weight"):
-            return super().float_tensor(name)
-        return packing.dequantize(*self._read(found))
+    def quantizes(self, layer: str) -> bool:
+        return self.config.setting(layer) is not None
 
-    def permutation(self, layer: str) -> torch.Tensor | None:
-        found = self.quantized_layers.get(layer)
-        if found is None or not found.act_order:
-            return None
-        g_idx = read_g_idx(layer, found.shape[1], found.groups, self.tensors)
-        return None if g_idx is None else torch.argsort(g_idx, stable=True)
+    def is_quantized(self, layer: str, tensors: SafetensorsFolder) -> bool:
+        return f"{layer}.qweight" in tensors
 
-    def _read(self, layer: GptqLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """codes uint8 [N, K] as stored, zeros uint8 [N, G], scales [N, G], group of every input int64 [K]."""
-        outputs, inputs = layer.shape
-        scales = self.tensors.read(f"{layer.name}.scales").t().contiguous()
-        bad = int((~torch.isfinite(scales)).sum())
-        if bad:
-            raise CheckpointError(
-                "there are scales that are no numbers",
-                where=f"{layer.name}.scales",
-                found=f"{bad} NaN or infinite of {scales.numel()}",
-                accepted="finite numbers",
-                advice="the checkpoint is damaged, or its quantization failed",
-            )
-        codes = packing.unpack_codes(self.tensors.read(f"{layer.name}.qweight"), layer.bits)
-        qzeros = self.tensors.read(f"{layer.name}.qzeros")
-        zeros = packing.unpack_zeros(qzeros, layer.bits, layer.version, outputs)
-        group = read_g_idx(layer.name, inputs, layer.groups, self.tensors)
-        if group is None:
-            group = packing.sequential(layer.group_size, inputs)
-        return codes, zeros, scales, group
+    def inspect(
+        self, name: str, shape: tuple[int, int], tensors: SafetensorsFolder, contradictions: Contradictions
+    ) -> GptqLayer:
+        return inspect_layer(name, shape, tensors, self.config, contradictions)
 
 
-def open_gptq(folder: ModelFolder) -> GptqCheckpoint:
+def open_gptq(folder: ModelFolder) -> QuantizedFolder:
     """A folder with quant_method ``gptq``."""
     assert folder.quantization is not None
-    return _open(folder, gptq_config(folder.quantization))
+    return open_quantized(folder, GptqReader(gptq_config(folder.quantization)))
 
 
-def open_auto_round(folder: ModelFolder) -> GptqCheckpoint:
+def open_auto_round(folder: ModelFolder) -> QuantizedFolder:
     """A folder with quant_method ``auto-round`` and tensors packed like GPTQ's."""
     assert folder.quantization is not None
-    return _open(folder, auto_round_config(folder.quantization))
-
-
-def _open(folder: ModelFolder, config: GptqConfig) -> GptqCheckpoint:
-    contradictions = Contradictions()
-    found: dict[str, GptqLayer] = {}
-    for name, linear in folder.architecture.linears.items():
-        if f"{name}.qweight" in folder.tensors:
-            refuse_both(name, folder, "qweight")
-            found[name] = inspect_layer(name, linear.shape, folder.tensors, config, contradictions)
-        elif f"{name}.weight" in folder.tensors and config.setting(name) is not None:
-            contradictions.add(name, f"{config.where} quantizes these layers, the tensors are float")
-        elif name != "lm_head" and config.setting(name) is not None:
-            require_weight(name, folder, "qweight")
-    floats, float_layers = folder.float_parts(found, [f"{name}.{part}" for name in found for part in _PARTS])
-    folder.warnings.extend(contradictions.warnings())
-    layers = float_layers | {name: _info(layer, folder) for name, layer in found.items()}
-    return GptqCheckpoint(
-        path=folder.path,
-        format=config.format,
-        config=folder.config,
-        layers={name: layers[name] for name in folder.architecture.linears if name in layers},
-        floats=floats | _dequantized(found),
-        warnings=folder.warnings,
-        tensors=folder.tensors,
-        quantized_layers=found,
-    )
-
-
-def _info(layer: GptqLayer, folder: ModelFolder) -> LayerInfo:
-    refusal = None
-    if (why := layer.why_refused()) is not None:
-        refusal = Refusal(layer.name, *why, "quantize the layer anew, or compile with --on-unsupported float")
-        if not layer.readable:
-            refusal = Refusal(layer.name, *why, "quantize the layer anew with 4 or 8 bits")
-    return LayerInfo(
-        layer.name,
-        layer.shape,
-        f"gptq v{layer.version}" + ("" if layer.bits == 4 else f", {layer.bits} bits"),
-        layer.scheme(),
-        bias=folder.architecture.linears[layer.name].bias,
-        refusal=refusal,
-    )
-
-
-def _dequantized(layers: dict[str, GptqLayer]) -> dict[str, FloatInfo]:
-    return {
-        f"{name}.weight": FloatInfo(layer.shape, torch.float32)
-        for name, layer in layers.items()
-        if layer.scheme() is None and layer.readable
-    }
+    return open_quantized(folder, GptqReader(auto_round_config(folder.quantization)))

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import torch
 
-WORD_BITS = 32
+from halfbyte.checkpoints.words import fields
+
 # Version 1 stores z - 1 in every field; its writers subtract from whole words, so a field that held 0 borrows
 # from the one above it. Adding to the whole word, modulo 2^32, undoes exactly that.
 _ONES = {4: 0x11111111, 8: 0x01010101}
-_ROWS = 1024  # dequantized at a time, so that a large head needs little more memory than its result
 
 
 def unpack_codes(qweight: torch.Tensor, bits: int) -> torch.Tensor:
     """int32 [K * bits / 32, N] -> uint8 [N, K]; field i of word (j, n) is u[n, j * 32 / bits + i]."""
-    return _fields(qweight.t().contiguous(), bits)
+    return fields(qweight.t().contiguous(), bits)
 
 
 def unpack_zeros(qzeros: torch.Tensor, bits: int, version: int, outputs: int) -> torch.Tensor:
@@ -29,36 +29,4 @@ def unpack_zeros(qzeros: torch.Tensor, bits: int, version: int, outputs: int) ->
     words = qzeros
     if version == 1:
         words = ((qzeros.to(torch.int64) + _ONES[bits]) & 0xFFFFFFFF).to(torch.uint32).view(torch.int32)
-    return _fields(words.contiguous(), bits)[:, :outputs].t().contiguous()
-
-
-def sequential(group_size: int, inputs: int) -> torch.Tensor:
-    """int64 [K]: the group of every input when groups are contiguous."""
-    return torch.arange(inputs) // group_size
-
-
-def dequantize(
-    codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, group: torch.Tensor
-) -> torch.Tensor:
-    """float32 [N, K], one rounding per weight.
-
-    Args:
-        codes: uint8 [N, K].
-        zeros: uint8 [N, G].
-        scales: float [N, G].
-        group: int64 [K].
-    """
-    weight = torch.empty(codes.shape, dtype=torch.float32)
-    for start in range(0, len(codes), _ROWS):
-        rows = slice(start, start + _ROWS)
-        difference = codes[rows].to(torch.int16) - zeros[rows].to(torch.int16)[:, group]
-        torch.mul(difference, scales[rows].float()[:, group], out=weight[rows])
-    return weight
-
-
-def _fields(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [R, C] -> uint8 [R, C * 32 / bits], lowest bits first (all little-endian)."""
-    octets = words.flatten().view(torch.uint8)  # flat, since a single column may have any stride
-    if bits == 4:
-        octets = torch.stack([octets & 15, octets >> 4], -1)
-    return octets.reshape(words.shape[0], -1)
+    return fields(words.contiguous(), bits)[:, :outputs].t().contiguous()

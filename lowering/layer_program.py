@@ -29,6 +29,14 @@ class ArchivedLayer:
     members: tuple[str, ...] = ()
 
     @property
+    def outputs(self) -> int:
+        return self.linear.outputs
+
+    @property
+    def inputs(self) -> int:
+        return self.linear.inputs
+
+    @property
     def function(self) -> str:
         return "layer_" + "".join(c if c.isalnum() else "_" for c in self.name)
 
@@ -45,8 +53,8 @@ def layer_program(layers: Iterable[ArchivedLayer]) -> str:
         for spec in specs:
             named = f'#flow.parameter.named<"{SCOPE}"::"{spec.key}">'
             parts[spec.key] = f'util.global private @"{spec.key}" = {named} : {spec.type}'
-        x = f"tensor<?x{linear.inputs}x{linear.io}>"
-        y = f"tensor<?x{linear.outputs}x{linear.io}>"
+        x = f"tensor<?x{layer.inputs}x{linear.io}>"
+        y = f"tensor<?x{layer.outputs}x{linear.io}>"
         loads = "\n".join(
             f'  %w{i} = util.global.load immutable @"{spec.key}" : {spec.type}'
             for i, spec in enumerate(specs)
