@@ -11,12 +11,26 @@ _COLORS = ("#0b6e4f", "#c84630", "#3a5a9b", "#8b5fbf", "#b8860b", "#444444")
 _MODES = ("w4a8", "w8a8", "w4a16bf16", "w4a16", "w4afp8", "fp8", "fp8a16")
 
 
+# A roof of `limits.measure` -> its name in the picture.
+_UNITS = {
+    "tile_gmacs": "int8 tiles",
+    "bf16_tile_gmacs": "bf16 tiles",
+    "dot_gmacs": "int8 dot",
+    "fma_gmacs": "f32 FMA",
+    "bf16_gmacs": "bf16 dot",
+}
+
+
+def _top(limits: dict[str, Any]) -> float:
+    return max(limits[unit] or 0.0 for unit in _UNITS)
+
+
 class _Axes:
     """Logarithmic axes: MAC per byte of weights across, GMAC/s up."""
 
     def __init__(self, rows: list[dict[str, Any]], limits: dict[str, Any]) -> None:
         across = [intensity(row) for row in rows]
-        up = [row["gmacs"] for row in rows] + [limits["dot_gmacs"] or limits["fma_gmacs"]]
+        up = [row["gmacs"] for row in rows] + [_top(limits)]
         self.x0, self.x1 = math.log10(min(across)) - 0.2, math.log10(max(across)) + 0.2
         self.y0, self.y1 = math.log10(min(up)) - 0.2, math.log10(max(up)) + 0.2
 
@@ -82,15 +96,17 @@ def _grid(axes: _Axes) -> list[str]:
 def _roofs(axes: _Axes, limits: dict[str, Any]) -> list[str]:
     out = []
     right = 10**axes.x1
-    top = limits["dot_gmacs"] or limits["fma_gmacs"]
-    for passes, name in ((1, "int8 dot"), (2, "two planes"), (3, "three planes")):
-        y = axes.y(top / passes)
+    top = _top(limits)
+    for unit, name in _UNITS.items():
+        if not limits[unit]:
+            continue
+        y = axes.y(limits[unit])
         out.append(
             f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
             'stroke="#888" stroke-dasharray="6 3"/>'
         )
         out.append(
-            f'<text x="{_WIDTH - _RIGHT + 4}" y="{y + 4:.1f}">{name}: {top / passes:.0f} GMAC/s</text>'
+            f'<text x="{_WIDTH - _RIGHT + 4}" y="{y + 4:.1f}">{name}: {limits[unit]:.0f} GMAC/s</text>'
         )
     for size, rate in limits["read_gbs"].items():
         start = max(10**axes.x0, 10**axes.y0 / rate)

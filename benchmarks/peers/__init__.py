@@ -60,6 +60,8 @@ PEERS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
     "halfbyte_w4afp8": ("halfbyte_peer", "Halfbyte", ("fp8", "f32", "int4")),
     "halfbyte_fp8": ("halfbyte_peer", "Halfbyte", ("fp8", "f32", "e4m3")),
     "halfbyte_fp8a16": ("halfbyte_peer", "Halfbyte", ("none", "bf16", "e4m3")),
+    "ggml_w4a8": ("ggml_peer", "Ggml", (4,)),
+    "ggml_w8a8": ("ggml_peer", "Ggml", (8,)),
     "ort_w4a8": ("onnxruntime_peer", "OnnxRuntime", (4,)),
     "ort_w4a16": ("onnxruntime_peer", "OnnxRuntime", (1,)),
     "openvino_w4a8": ("openvino_peer", "OpenVino", (True,)),
