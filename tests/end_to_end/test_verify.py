@@ -25,6 +25,7 @@ V2, ACT_ORDER, Q4_1 = "llama-gptq-v2-asym-g32", "qwen2-gptq-v1-actorder-g32", "l
         (Q4_1, {"activations": "int8"}),
         (V2, {"activations": "int8", "min_tokens": 5}),
         ("base-gptq", {"dtype": "f16"}),
+        ("llama-ct-w4afp8", {}),
     ],
 )
 def test_every_layer_has_the_bits_of_its_reference(
