@@ -1,139 +1,82 @@
-"""GPTQ checkpoints (versions 1 and 2), and AutoRound's in the same packing."""
+"""GPTQ checkpoints, versions 1 and 2: what their configuration says about each layer.
+
+Semantics: gptqmodel's and AutoGPTQ's quantize_config.json; ``dynamic`` rules are tried in order with
+``re.match``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-from halfbyte.checkpoints import gptq_packing as packing
-from halfbyte.checkpoints.checkpoint import FloatInfo, LayerInfo
-from halfbyte.checkpoints.contradictions import Contradictions
-from halfbyte.checkpoints.float_folder import FolderCheckpoint
-from halfbyte.checkpoints.gptq_config import GptqConfig, auto_round_config, gptq_config
-from halfbyte.checkpoints.gptq_inspection import inspect_layer, read_g_idx
-from halfbyte.checkpoints.gptq_layer import GptqLayer
-from halfbyte.checkpoints.model_folder import ModelFolder, refuse_both, require_weight
+from halfbyte.checkpoints.awq_packing import AwqPacking
+from halfbyte.checkpoints.config_values import accept, mapping, names
+from halfbyte.checkpoints.gptq_packing import GptqPacking
+from halfbyte.checkpoints.layer_rules import Match, Rule, first_fit
+from halfbyte.checkpoints.model_folder import ModelFolder
+from halfbyte.checkpoints.packed_config import PackedConfig, layer_setting, override
+from halfbyte.checkpoints.packed_folder import PackedCheckpoint, open_packed
+from halfbyte.checkpoints.quantization_config import QuantizationConfig
 from halfbyte.errors import CheckpointError
-from halfbyte.passes.report import Refusal
-from halfbyte.passes.weight import QuantTensor
 
-_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_VERSIONS = {"gptq": 1, "gptq_v2": 2}
 
 
-@dataclass(kw_only=True)
-class GptqCheckpoint(FolderCheckpoint):
-    """A folder of GPTQ tensors.
-
-    Attributes:
-        quantized_layers: every layer with quantized tensors, 8-bit ones included.
-    """
-
-    quantized_layers: dict[str, GptqLayer]
-
-    def quantized(self, layer: str) -> QuantTensor:
-        if self.layers[layer].scheme is None:
-            raise KeyError(layer)
-        found = self.quantized_layers[layer]
-        codes, zeros, scales, _ = self._read(found)
-        order = self.permutation(layer)
-        if order is not None:
-            codes = codes[:, order]
-        zero = None if found.symmetric else zeros
-        return QuantTensor(layer, codes, scales, found.group_size, zero, permutation=order, bits=found.bits)
-
-    def float_tensor(self, name: str) -> torch.Tensor:
-        found = self.quantized_layers.get(name.removesuffix(".weight"))
-        if name not in self.floats or found is None or not name.endswith(".weight"):
-            return super().float_tensor(name)
-        return packing.dequantize(*self._read(found))
-
-    def permutation(self, layer: str) -> torch.Tensor | None:
-        found = self.quantized_layers.get(layer)
-        if found is None or not found.act_order:
-            return None
-        g_idx = read_g_idx(layer, found.shape[1], found.groups, self.tensors)
-        return None if g_idx is None else torch.argsort(g_idx, stable=True)
-
-    def _read(self, layer: GptqLayer) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """codes uint8 [N, K] as stored, zeros uint8 [N, G], scales [N, G], group of every input int64 [K]."""
-        outputs, inputs = layer.shape
-        scales = self.tensors.read(f"{layer.name}.scales").t().contiguous()
-        bad = int((~torch.isfinite(scales)).sum())
-        if bad:
-            raise CheckpointError(
-                "there are scales that are no numbers",
-                where=f"{layer.name}.scales",
-                found=f"{bad} NaN or infinite of {scales.numel()}",
-                accepted="finite numbers",
-                advice="the checkpoint is damaged, or its quantization failed",
-            )
-        codes = packing.unpack_codes(self.tensors.read(f"{layer.name}.qweight"), layer.bits)
-        qzeros = self.tensors.read(f"{layer.name}.qzeros")
-        zeros = packing.unpack_zeros(qzeros, layer.bits, layer.version, outputs)
-        group = read_g_idx(layer.name, inputs, layer.groups, self.tensors)
-        if group is None:
-            group = packing.sequential(layer.group_size, inputs)
-        return codes, zeros, scales, group
-
-
-def open_gptq(folder: ModelFolder) -> GptqCheckpoint:
+def open_gptq(folder: ModelFolder) -> PackedCheckpoint:
     """A folder with quant_method ``gptq``."""
     assert folder.quantization is not None
-    return _open(folder, gptq_config(folder.quantization))
+    return open_packed(folder, gptq_config(folder.quantization))
 
 
-def open_auto_round(folder: ModelFolder) -> GptqCheckpoint:
-    """A folder with quant_method ``auto-round`` and tensors packed like GPTQ's."""
-    assert folder.quantization is not None
-    return _open(folder, auto_round_config(folder.quantization))
+def gptq_config(found: QuantizationConfig) -> PackedConfig:
+    """Checks a configuration with quant_method ``gptq``.
 
+    Raises:
+        CheckpointError: a layout of tensors this reader does not know, or values of a wrong type.
+    """
+    values, where = found.values, found.where
+    version = _version(values, where)
+    dynamic = mapping(values, "dynamic", where)
+    rules = tuple(_dynamic_rule(text, said, where) for text, said in dynamic.items())
+    blocks = [
+        Rule(Match.PARTS, name, {}, where) for name in names(values, "modules_in_block_to_quantize", where)
+    ]
+    head = values.get("lm_head") is True
 
-def _open(folder: ModelFolder, config: GptqConfig) -> GptqCheckpoint:
-    contradictions = Contradictions()
-    found: dict[str, GptqLayer] = {}
-    for name, linear in folder.architecture.linears.items():
-        if f"{name}.qweight" in folder.tensors:
-            refuse_both(name, folder, "qweight")
-            found[name] = inspect_layer(name, linear.shape, folder.tensors, config, contradictions)
-        elif f"{name}.weight" in folder.tensors and config.setting(name) is not None:
-            contradictions.add(name, f"{config.where} quantizes these layers, the tensors are float")
-        elif name != "lm_head" and config.setting(name) is not None:
-            require_weight(name, folder, "qweight")
-    floats, float_layers = folder.float_parts(found, [f"{name}.{part}" for name in found for part in _PARTS])
-    folder.warnings.extend(contradictions.warnings())
-    layers = float_layers | {name: _info(layer, folder) for name, layer in found.items()}
-    return GptqCheckpoint(
-        path=folder.path,
-        format=config.format,
-        config=folder.config,
-        layers={name: layers[name] for name in folder.architecture.linears if name in layers},
-        floats=floats | _dequantized(found),
-        warnings=folder.warnings,
-        tensors=folder.tensors,
-        quantized_layers=found,
+    def covers(layer: str) -> bool:
+        if layer == "lm_head":
+            return head
+        return not blocks or first_fit(blocks, layer) is not None
+
+    return PackedConfig(
+        (GptqPacking(version), AwqPacking()),
+        f"gptq v{version}",
+        where,
+        layer_setting(values, where),
+        rules,
+        covers,
     )
 
 
-def _info(layer: GptqLayer, folder: ModelFolder) -> LayerInfo:
-    refusal = None
-    if (why := layer.why_refused()) is not None:
-        refusal = Refusal(layer.name, *why, "quantize the layer anew, or compile with --on-unsupported float")
-        if not layer.readable:
-            refusal = Refusal(layer.name, *why, "quantize the layer anew with 4 or 8 bits")
-    return LayerInfo(
-        layer.name,
-        layer.shape,
-        f"gptq v{layer.version}" + ("" if layer.bits == 4 else f", {layer.bits} bits"),
-        layer.scheme(),
-        bias=folder.architecture.linears[layer.name].bias,
-        refusal=refusal,
-    )
+def _version(values: dict[str, Any], where: str) -> int:
+    if values.get("is_marlin_format"):
+        raise CheckpointError(
+            "tensors in Marlin's layout cannot be read",
+            where=where,
+            found="is_marlin_format",
+            accepted=", ".join(_VERSIONS),
+            advice="use the GPTQ checkpoint it was made from",
+        )
+    said = {key: values[key] for key in ("checkpoint_format", "format") if values.get(key) is not None}
+    for key, value in said.items():
+        accept(value, tuple(_VERSIONS), key, where)
+    versions = {_VERSIONS[value] for value in said.values()}
+    if len(versions) > 1:
+        raise CheckpointError("checkpoint_format and format disagree", where=where, found=repr(said)[:200])
+    accept(values.get("pack_dtype", "int32"), ("int32",), "pack_dtype", where)
+    return versions.pop() if versions else 1
 
 
-def _dequantized(layers: dict[str, GptqLayer]) -> dict[str, FloatInfo]:
-    return {
-        f"{name}.weight": FloatInfo(layer.shape, torch.float32)
-        for name, layer in layers.items()
-        if layer.scheme() is None and layer.readable
-    }
+def _dynamic_rule(text: str, said: Any, where: str) -> Rule:
+    if text.startswith("-:"):
+        return Rule(Match.START, text[2:], None, where)
+    return Rule(Match.START, text.removeprefix("+:"), override(text, said, where), where)

@@ -20,6 +20,7 @@ class Match(enum.Enum):
 
     EXACT = "exact"
     SUFFIX = "suffix"  # the name ends with "." + text
+    PARTS = "parts"  # the dotted parts of text stand in the name, one after the other
     START = "start"  # a regular expression, anchored at the start (re.match)
     SEARCH = "search"  # a regular expression, anywhere (re.search)
 
@@ -51,6 +52,8 @@ class Rule:
             return name == self.text
         if self.match is Match.SUFFIX:
             return name.endswith("." + self.text)
+        if self.match is Match.PARTS:
+            return f".{self.text.strip('.')}." in f".{name}."
         if len(self.text) > _MAX_PATTERN:
             raise self._bad(f"{len(self.text)} characters")
         compare = regex.match if self.match is Match.START else regex.search

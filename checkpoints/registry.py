@@ -6,24 +6,26 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from halfbyte.checkpoints.auto_round import AUTO_ROUND, open_auto_round
+from halfbyte.checkpoints.auto_round_handover import other_method
+from halfbyte.checkpoints.awq import open_awq
 from halfbyte.checkpoints.checkpoint import Checkpoint
 from halfbyte.checkpoints.float_folder import open_float
 from halfbyte.checkpoints.folder import path_inside
 from halfbyte.checkpoints.gguf_file import open_gguf
-from halfbyte.checkpoints.gptq import open_auto_round, open_gptq
-from halfbyte.checkpoints.gptq_config import AUTO_ROUND
+from halfbyte.checkpoints.gptq import open_gptq
 from halfbyte.checkpoints.model_folder import ModelFolder, open_folder
 from halfbyte.checkpoints.safetensors_folder import holds_weights
 from halfbyte.errors import CheckpointError
 
 # quant_method -> reader. A new format of folders is one file and one row.
 READERS: dict[str, Callable[[ModelFolder], Checkpoint]] = {
+    "awq": open_awq,
     "gptq": open_gptq,
     **dict.fromkeys(AUTO_ROUND, open_auto_round),
 }
 # Methods that exist but that no reader here understands yet.
 _NOT_YET = (
-    "awq",
     "compressed-tensors",
     "fp8",
     "w4afp8",
@@ -64,6 +66,8 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     folder = open_folder(path)
     if ggufs:
         folder.warnings.append(f"the folder holds safetensors and {ggufs[0].name}: the safetensors are read")
+    if folder.quantization is not None and folder.quantization.method in AUTO_ROUND:
+        folder.quantization = other_method(folder.quantization) or folder.quantization
     return _reader(folder)(folder)
 
 

@@ -56,6 +56,31 @@ def gptq_layer(
     return codes, zeros.T, scales.T, weight
 
 
+def awq_layer(
+    tensors: dict[str, np.ndarray], name: str, *, outputs: int, group_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """As `gptq_layer`, of AWQ's gemm layout: nibble i of word c belongs to output 8c + [0 2 4 6 1 3 5 7][i]."""
+
+    def columns(words: np.ndarray) -> np.ndarray:
+        out = np.zeros((len(words), 8 * words.shape[1]), int)
+        for row, column in np.ndindex(*words.shape):
+            for place, value in zip(
+                (0, 2, 4, 6, 1, 3, 5, 7), fields(int(words[row, column]), 4), strict=True
+            ):
+                out[row, 8 * column + place] = value
+        return out[:, :outputs].T
+
+    scales = tensors[f"{name}.scales"].astype(np.float32).T
+    codes = columns(tensors[f"{name}.qweight"])
+    qzeros = tensors.get(f"{name}.qzeros")
+    zeros = np.full(scales.shape, 8) if qzeros is None else columns(qzeros)
+    weight = np.zeros(codes.shape, np.float32)
+    for k in range(codes.shape[1]):
+        group = 0 if scales.shape[1] == 1 else k // group_size
+        weight[:, k] = (codes[:, k] - zeros[:, group]).astype(np.float32) * scales[:, group]
+    return codes, zeros, scales, weight
+
+
 def gguf_weight(raw: bytes, kind: str, shape: tuple[int, int]) -> np.ndarray:
     """float32 [N, K] of Q4_0, Q4_1 or Q8_0 rows, block by block."""
     size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]

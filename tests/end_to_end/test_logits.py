@@ -27,6 +27,8 @@ MODELS = {
     "llama-autogptq-channelwise": True,
     "llama-autoround-gptq-sym-g32": True,
     "llama-autoround-mixed-bits": True,
+    "qwen2-awq-asym-g32": True,
+    "qwen3-autoround-awq-asym-g64": False,
     "llama-gguf-q4_0": True,
     "llama-gguf-q4_1": False,
     "base-gptq": False,

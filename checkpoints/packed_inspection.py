@@ -1,15 +1,16 @@
-"""Checking the tensors of a GPTQ layer against the model and the configuration."""
+"""Checking the tensors of a layer of packed words against the model and the configuration."""
 
 from __future__ import annotations
 
 import torch
 
-from halfbyte.checkpoints import gptq_packing as packing
 from halfbyte.checkpoints.contradictions import Contradictions
 from halfbyte.checkpoints.float_parameters import missing_tensor
-from halfbyte.checkpoints.gptq_config import GptqConfig, LayerSetting
-from halfbyte.checkpoints.gptq_layer import READABLE_BITS, GptqLayer
+from halfbyte.checkpoints.packed_config import LayerSetting, PackedConfig
+from halfbyte.checkpoints.packed_layer import PackedLayer
+from halfbyte.checkpoints.packing import Packing, sequential
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
+from halfbyte.checkpoints.words import words_for
 from halfbyte.errors import CheckpointError
 
 _SCALE_DTYPES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
@@ -19,9 +20,9 @@ def inspect_layer(
     name: str,
     shape: tuple[int, int],
     tensors: SafetensorsFolder,
-    config: GptqConfig,
+    config: PackedConfig,
     contradictions: Contradictions,
-) -> GptqLayer:
+) -> PackedLayer:
     """Reads the small tensors (zero points, g_idx) of a layer that has a ``qweight``, and checks all shapes.
 
     Tensors decide where the configuration says something else that is possible; the difference is noted in
@@ -39,12 +40,11 @@ def inspect_layer(
     if setting is None:
         contradictions.add(name, f"{config.where} leaves these layers in float, the tensors are quantized")
         setting = config.default
-    bits = _bits(name, shape, tensors, setting, contradictions)
-    if bits not in READABLE_BITS:
-        return GptqLayer(name, shape, bits, config.version)
-    _require(name, tensors, "qzeros", "scales")
+    packing, bits = _packing(name, shape, tensors, config, setting, contradictions)
+    if bits not in packing.widths:
+        return PackedLayer(name, shape, bits, packing)
+    _require(name, tensors, "scales")
     groups = _groups(name, shape, tensors)
-    _check(name, "qzeros", tensors, (groups, -(-shape[0] * bits // packing.WORD_BITS)), (torch.int32,))
     g_idx = read_g_idx(name, shape[1], groups, tensors)
     if g_idx is None and setting.desc_act and groups > 1:
         raise missing_tensor([f"{name}.g_idx"], tensors, f"{config.where} says desc_act = true")
@@ -52,17 +52,13 @@ def inspect_layer(
     act_order = group_size > 0 and g_idx is not None and not _is_sequential(g_idx, group_size)
     if act_order and setting.desc_act is False:
         contradictions.add(name, "the configuration says desc_act = false, g_idx is in activation order")
-    return GptqLayer(
-        name,
-        shape,
-        bits,
-        config.version,
-        groups,
-        group_size,
-        _symmetric(name, shape, bits, config, setting, tensors, contradictions),
-        act_order,
-        _SCALE_DTYPES[tensors[f"{name}.scales"].dtype],
-    )
+    symmetric = f"{name}.qzeros" not in tensors and packing.optional_zeros and setting.sym is True
+    if not symmetric:
+        _require(name, tensors, "qzeros")
+        _check(name, "qzeros", tensors, (groups, words_for(shape[0], bits)), (torch.int32,))
+        symmetric = _symmetric(name, shape[0], bits, packing, config.where, setting, tensors, contradictions)
+    scale_dtype = _SCALE_DTYPES[tensors[f"{name}.scales"].dtype]
+    return PackedLayer(name, shape, bits, packing, groups, group_size, symmetric, act_order, scale_dtype)
 
 
 def read_g_idx(name: str, inputs: int, groups: int, tensors: SafetensorsFolder) -> torch.Tensor | None:
@@ -87,30 +83,30 @@ def read_g_idx(name: str, inputs: int, groups: int, tensors: SafetensorsFolder) 
     return g_idx
 
 
-def _bits(
+def _packing(
     name: str,
     shape: tuple[int, int],
     tensors: SafetensorsFolder,
+    config: PackedConfig,
     setting: LayerSetting,
     contradictions: Contradictions,
-) -> int:
-    """The width that the rows of qweight tell; the configuration's for one this reader does not unpack."""
-    outputs, inputs = shape
-    if inputs % (packing.WORD_BITS // 4):
-        raise CheckpointError(
-            "the number of inputs does not fill whole words",
-            where=name,
-            found=f"K = {inputs}",
-            accepted="a multiple of 8",
-        )
-    stored = tensors[f"{name}.qweight"]
-    wanted = (inputs * setting.bits // packing.WORD_BITS, outputs)
+) -> tuple[Packing, int]:
+    """The layout and width that the shape of qweight tells; the configuration's for a width nothing here unpacks."""
+    stored, meant = tensors[f"{name}.qweight"], config.packings[0]
+    wanted = meant.codes_shape(shape, setting.bits)
     if stored.shape == wanted and stored.dtype == torch.int32:
-        return setting.bits
-    fits = [bits for bits in READABLE_BITS if stored.shape == (inputs * bits // packing.WORD_BITS, outputs)]
+        return meant, setting.bits
+    fits = [
+        (packing, bits)
+        for packing in config.packings
+        for bits in (setting.bits, *packing.widths)
+        if bits in packing.widths and stored.shape == packing.codes_shape(shape, bits)
+    ]
     if stored.dtype != torch.int32 or not fits:
-        _check(name, "qweight", tensors, wanted, (torch.int32,), note=f" for bits = {setting.bits}")
-    if setting.bits not in READABLE_BITS:
+        note = f" for bits = {setting.bits} in the layout of {meant.storage}"
+        _check(name, "qweight", tensors, wanted, (torch.int32,), note=note)
+    packing, bits = fits[0]
+    if setting.bits not in packing.widths:
         raise CheckpointError(
             "the configuration and the tensors disagree in bits",
             where=f"{name}.qweight",
@@ -118,9 +114,13 @@ def _bits(
             accepted=f"{list(wanted)} words for bits = {setting.bits}",
             advice="correct bits in the configuration, or fetch the checkpoint again",
         )
-    message = f"the configuration says bits = {setting.bits}, the tensors hold {fits[0]}-bit weights"
-    contradictions.add(name, message)
-    return fits[0]
+    if packing != meant:
+        message = f"the configuration means the layout of {meant.storage}, the tensors have that of {packing.storage}"
+        contradictions.add(name, message)
+    if bits != setting.bits:
+        message = f"the configuration says bits = {setting.bits}, the tensors hold {bits}-bit weights"
+        contradictions.add(name, message)
+    return packing, bits
 
 
 def _groups(name: str, shape: tuple[int, int], tensors: SafetensorsFolder) -> int:
@@ -150,7 +150,7 @@ def _group_size(
             )
         return said
     size = int(torch.bincount(g_idx, minlength=groups)[0])
-    if size == 0 or not torch.equal(g_idx.sort().values, packing.sequential(size, inputs)):
+    if size == 0 or not torch.equal(g_idx.sort().values, sequential(size, inputs)):
         return 0
     if groups != -(-inputs // size):
         raise CheckpointError(
@@ -168,34 +168,45 @@ def _group_size(
 
 def _symmetric(
     name: str,
-    shape: tuple[int, int],
+    outputs: int,
     bits: int,
-    config: GptqConfig,
+    packing: Packing,
+    where: str,
     setting: LayerSetting,
     tensors: SafetensorsFolder,
     contradictions: Contradictions,
 ) -> bool:
-    zeros = packing.unpack_zeros(tensors.read(f"{name}.qzeros"), bits, config.version, shape[0])
     middle = 1 << (bits - 1)
-    if bool((zeros == middle).all()):
+    value = _only_zero(tensors.read(f"{name}.qzeros"), outputs, bits, packing)
+    if value == middle:
         return True
-    # Stored in the other version's way, a symmetric layer is off by exactly one everywhere.
-    other = 3 - config.version
-    if setting.sym and bool((zeros == (middle + 1 if config.version == 1 else middle - 1)).all()):
+    # Stored in another version's way, a symmetric layer is off by exactly one everywhere.
+    difference, other = packing.mistaken
+    if setting.sym and value == middle + difference:
         raise CheckpointError(
-            f"the zero points are stored as in version {other}, the configuration means {config.version}",
+            f"the zero points are stored as in {other}, the configuration means {packing.storage}",
             where=f"{name}.qzeros",
-            found=f"{int(zeros[0, 0])} everywhere, where sym = true means {middle}",
-            accepted=f"checkpoint_format {'gptq_v2' if other == 2 else 'gptq'} for these tensors",
-            advice=f"set checkpoint_format in {config.where}; as it is, every weight is off by one scale",
+            found=f"{value} everywhere, where sym = true means {middle}",
+            accepted=f"a configuration that says {other} for these tensors",
+            advice=f"correct checkpoint_format in {where}; as it is, every weight is off by one scale",
         )
     if setting.sym:
         contradictions.add(name, f"the configuration says sym = true, the zero points are not all {middle}")
     return False
 
 
+def _only_zero(qzeros: torch.Tensor, outputs: int, bits: int, packing: Packing) -> int | None:
+    """The zero point that all groups of all outputs have, if there is one. Looks at as little as it can."""
+    first = packing.zeros(qzeros[:1], outputs, bits)
+    value = int(first[0, 0])
+    if not bool((first == value).all()):
+        return None
+    same = torch.equal(qzeros, qzeros[:1].expand_as(qzeros))
+    return value if same or bool((packing.zeros(qzeros, outputs, bits) == value).all()) else None
+
+
 def _is_sequential(g_idx: torch.Tensor, group_size: int) -> bool:
-    return torch.equal(g_idx, packing.sequential(group_size, len(g_idx)))
+    return torch.equal(g_idx, sequential(group_size, len(g_idx)))
 
 
 def _require(name: str, tensors: SafetensorsFolder, *parts: str) -> None:

@@ -1,23 +1,23 @@
-"""One GPTQ layer as its tensors have it, and what can be made of it."""
+"""One layer of packed words as its tensors have it, and what can be made of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from halfbyte.checkpoints.packing import Packing
 from halfbyte.passes.scheme import WeightScheme, Zero
-
-READABLE_BITS = (4, 8)
 
 
 @dataclass(frozen=True)
-class GptqLayer:
+class PackedLayer:
     """A layer as its tensors have it.
 
     Attributes:
         name: module path.
         shape: logical (N, K).
-        bits: 4 or 8, or another width that only the configuration tells (then nothing else is known).
-        version: of the zero points.
+        bits: a width that `packing` unpacks, or another that only the configuration tells (then nothing else
+            is known).
+        packing: the layout of its words.
         groups: G.
         group_size: inputs per group; K for one group; 0 when groups have unequal sizes.
         symmetric: every zero point is in the middle.
@@ -28,7 +28,7 @@ class GptqLayer:
     name: str
     shape: tuple[int, int]
     bits: int
-    version: int
+    packing: Packing
     groups: int = 0
     group_size: int = 0
     symmetric: bool = False
@@ -38,7 +38,12 @@ class GptqLayer:
     @property
     def readable(self) -> bool:
         """Whether its weights can be dequantized."""
-        return self.bits in READABLE_BITS
+        return self.bits in self.packing.widths
+
+    @property
+    def storage(self) -> str:
+        """The format in words."""
+        return self.packing.storage + ("" if self.bits == 4 else f", {self.bits} bits")
 
     def scheme(self) -> WeightScheme | None:
         """How it is compiled, or None when `why_refused` tells why not."""
@@ -52,7 +57,7 @@ class GptqLayer:
     def why_refused(self) -> tuple[str, str] | None:
         """(found, accepted) of a layer that cannot be compiled as it is."""
         if not self.readable:
-            return f"bits = {self.bits}", "bits = 4 or 8"
+            return f"bits = {self.bits}", f"bits = {' or '.join(map(str, self.packing.widths))}"
         if self.group_size == 0:
             return "groups of unequal size (g_idx)", "groups of one size, only the last may be shorter"
         if self.groups > 1 and self.group_size % 8:
