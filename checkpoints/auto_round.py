@@ -15,9 +15,10 @@ from halfbyte.checkpoints.gptq_packing import GptqPacking
 from halfbyte.checkpoints.layer_rules import Match, Rule
 from halfbyte.checkpoints.model_folder import ModelFolder
 from halfbyte.checkpoints.packed_config import FLOAT_BITS, PackedConfig, layer_setting, override
-from halfbyte.checkpoints.packed_folder import PackedCheckpoint, open_packed
+from halfbyte.checkpoints.packed_reader import open_packed
 from halfbyte.checkpoints.packing import Packing
 from halfbyte.checkpoints.quantization_config import QuantizationConfig
+from halfbyte.checkpoints.quantized_folder import QuantizedFolder
 from halfbyte.errors import CheckpointError
 
 AUTO_ROUND = ("auto-round", "auto_round", "intel/auto-round", "inc")
@@ -36,7 +37,7 @@ _PATTERN_CHARACTERS = frozenset("*+?^$()[]{}|\\")
 _ROUTER = re.compile(r"(?<=[.])gate(?=\.\*$)")
 
 
-def open_auto_round(folder: ModelFolder) -> PackedCheckpoint:
+def open_auto_round(folder: ModelFolder) -> QuantizedFolder:
     """A folder with quant_method ``auto-round`` and tensors in packed words."""
     assert folder.quantization is not None
     return open_packed(folder, auto_round_config(folder.quantization))

@@ -13,15 +13,16 @@ from halfbyte.checkpoints.config_values import accept, flag, names
 from halfbyte.checkpoints.layer_rules import Match, Rule
 from halfbyte.checkpoints.model_folder import ModelFolder
 from halfbyte.checkpoints.packed_config import PackedConfig, layer_setting
-from halfbyte.checkpoints.packed_folder import PackedCheckpoint, open_packed
+from halfbyte.checkpoints.packed_reader import open_packed
 from halfbyte.checkpoints.quantization_config import QuantizationConfig
+from halfbyte.checkpoints.quantized_folder import QuantizedFolder
 from halfbyte.errors import CheckpointError
 
 # Layouts of other kernels; none keeps the words of gemm.
 _OTHER = ("gemv", "gemv_fast", "exllama", "marlin", "ipex", "llm-awq")
 
 
-def open_awq(folder: ModelFolder) -> PackedCheckpoint:
+def open_awq(folder: ModelFolder) -> QuantizedFolder:
     """A folder with quant_method ``awq``."""
     assert folder.quantization is not None
     return open_packed(folder, awq_config(folder.quantization))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from halfbyte.passes.report import Refusal
-from halfbyte.passes.scheme import Activations, WeightScheme
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.scheme import Activations, Scheme
+from halfbyte.passes.weight import Weight
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,19 @@ class LayerInfo:
         reason: for scheme None of a layer that is quantized on disk: why it becomes float.
         refusal: set when the layer cannot be read as asked (a bit width, a group size); compile then refuses
             it, or with ``--on-unsupported float`` takes its dequantized weights when they can be had.
+        refused_activations: set when the checkpoint asks for activations that no operator computes; then
+            ``activations`` is what comes nearest, and compile has to be told which ones to take.
     """
 
     name: str
     shape: tuple[int, int]
     storage: str
-    scheme: WeightScheme | None
+    scheme: Scheme | None
     activations: Activations = Activations.NONE
     bias: bool = False
     reason: str = ""
     refusal: Refusal | None = None
+    refused_activations: Refusal | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Checkpoint(abc.ABC):
     warnings: list[str] = field(default_factory=list)
 
     @abc.abstractmethod
-    def quantized(self, layer: str) -> QuantTensor:
+    def quantized(self, layer: str) -> Weight:
         """Reads, checks and unpacks the weight of a layer whose `LayerInfo.scheme` is set.
 
         Raises:

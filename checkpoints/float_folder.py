@@ -12,7 +12,7 @@ from halfbyte.checkpoints.model_folder import ModelFolder
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.tokenizer import save_folder_tokenizer
 from halfbyte.errors import CheckpointError
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.weight import Weight
 
 _QUANTIZED_PARTS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".qzeros")
 
@@ -27,7 +27,7 @@ class FolderCheckpoint(Checkpoint):
 
     tensors: SafetensorsFolder
 
-    def quantized(self, layer: str) -> QuantTensor:
+    def quantized(self, layer: str) -> Weight:
         raise KeyError(layer)
 
     def float_tensor(self, name: str) -> torch.Tensor:

@@ -14,14 +14,15 @@ from halfbyte.checkpoints.gptq_packing import GptqPacking
 from halfbyte.checkpoints.layer_rules import Match, Rule, first_fit
 from halfbyte.checkpoints.model_folder import ModelFolder
 from halfbyte.checkpoints.packed_config import PackedConfig, layer_setting, override
-from halfbyte.checkpoints.packed_folder import PackedCheckpoint, open_packed
+from halfbyte.checkpoints.packed_reader import open_packed
 from halfbyte.checkpoints.quantization_config import QuantizationConfig
+from halfbyte.checkpoints.quantized_folder import QuantizedFolder
 from halfbyte.errors import CheckpointError
 
 _VERSIONS = {"gptq": 1, "gptq_v2": 2}
 
 
-def open_gptq(folder: ModelFolder) -> PackedCheckpoint:
+def open_gptq(folder: ModelFolder) -> QuantizedFolder:
     """A folder with quant_method ``gptq``."""
     assert folder.quantization is not None
     return open_packed(folder, gptq_config(folder.quantization))

@@ -10,7 +10,7 @@ import torch
 from halfbyte.checkpoints.architecture import meta_model
 from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
 from halfbyte.errors import CheckpointError
-from halfbyte.passes.scheme import Activations
+from halfbyte.passes.scheme import Activations, Fp8Scheme, Scheme
 
 # Digit planes that hold a float activation to its own precision.
 _DIGITS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
@@ -28,7 +28,9 @@ def build_model(
     activations: Callable[[LayerInfo], Activations] = as_the_checkpoint_asks,
     min_tokens: int = 0,
 ) -> Any:
-    """The model for tracing: transformers' causal language model with a `QuantLinear` for every int4 layer.
+    """The model for tracing: transformers' causal language model with quantized modules in place.
+
+    Layers with integer weights become a `QuantLinear`, those with e4m3 weights an `Fp8BlockLinear`.
 
     Parameters are uninitialized memory that nothing has touched yet, so they cost none; the weights of
     quantized modules are on the meta device; buffers that the model computes (rotary frequencies) are real.
@@ -37,31 +39,44 @@ def build_model(
         checkpoint: an opened checkpoint.
         dtype: float32, float16 or bfloat16, of the model's parameters and activations.
         activations: what each quantized layer does to its input.
-        min_tokens: see ``halfbyte::linear``.
+        min_tokens: see ``halfbyte::linear``; layers with e4m3 weights have no such switch.
 
     Raises:
         CheckpointError: when transformers cannot make the model.
     """
-    from halfbyte.passes.quant_linear import QuantLinear
-
     model = meta_model(checkpoint.config, dtype)
     _fill_computed_buffers(model)
     for name, layer in checkpoint.layers.items():
-        if layer.scheme is None:
-            continue
-        module = QuantLinear(
-            name,
-            layer.scheme,
-            layer.shape,
-            bias=layer.bias,
-            activations=activations(layer),
-            digits=_DIGITS[dtype],
-            min_tokens=min_tokens,
-            permutation=checkpoint.permutation(name),
-        )
-        _replace(model, name, module)
+        if layer.scheme is not None:
+            module = _quantized_module(checkpoint, layer, layer.scheme, activations(layer), dtype, min_tokens)
+            _replace(model, name, module)
     _replace_parameters(model, lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype))
     return model.eval()
+
+
+def _quantized_module(
+    checkpoint: Checkpoint,
+    layer: LayerInfo,
+    scheme: Scheme,
+    activations: Activations,
+    dtype: torch.dtype,
+    min_tokens: int,
+) -> torch.nn.Module:
+    from halfbyte.passes.fp8_linear import Fp8BlockLinear
+    from halfbyte.passes.quant_linear import QuantLinear
+
+    if isinstance(scheme, Fp8Scheme):
+        return Fp8BlockLinear(layer.name, scheme, layer.shape, bias=layer.bias, activations=activations)
+    return QuantLinear(
+        layer.name,
+        scheme,
+        layer.shape,
+        bias=layer.bias,
+        activations=activations,
+        digits=_DIGITS[dtype],
+        min_tokens=min_tokens,
+        permutation=checkpoint.permutation(layer.name),
+    )
 
 
 def load_float_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:

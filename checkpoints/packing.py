@@ -6,8 +6,6 @@ from typing import Protocol
 
 import torch
 
-_ROWS = 1024  # dequantized at a time, so that a large head needs little more memory than its result
-
 
 class Packing(Protocol):
     """A layout of the tensors ``qweight`` and ``qzeros``.
@@ -42,27 +40,3 @@ class Packing(Protocol):
     def zeros(self, qzeros: torch.Tensor, outputs: int, bits: int) -> torch.Tensor:
         """``qzeros`` int32 [G, ceil(N * bits / 32)] -> uint8 [N, G], zero points as they are subtracted."""
         ...
-
-
-def sequential(group_size: int, inputs: int) -> torch.Tensor:
-    """int64 [K]: the group of every input when groups are contiguous."""
-    return torch.arange(inputs) // group_size
-
-
-def dequantize(
-    codes: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, group: torch.Tensor
-) -> torch.Tensor:
-    """float32 [N, K], one rounding per weight.
-
-    Args:
-        codes: uint8 [N, K].
-        zeros: uint8 [N, G].
-        scales: float [N, G].
-        group: int64 [K].
-    """
-    weight = torch.empty(codes.shape, dtype=torch.float32)
-    for start in range(0, len(codes), _ROWS):
-        rows = slice(start, start + _ROWS)
-        difference = codes[rows].to(torch.int16) - zeros[rows].to(torch.int16)[:, group]
-        torch.mul(difference, scales[rows].float()[:, group], out=weight[rows])
-    return weight

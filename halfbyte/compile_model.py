@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from halfbyte.passes.program import Program
     from halfbyte.passes.report import Refusal
     from halfbyte.passes.scheme import Activations
-    from halfbyte.passes.weight import QuantTensor
+    from halfbyte.passes.weight import Weight
     from halfbyte.runtime.manifest import Manifest, Model, Tensor
 
 PHASES = ("load", "rewrite", "export", "import", "compile", "write")
@@ -149,7 +149,8 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
             report.layers.append(_row(layer, options))
             if layer.refusal is not None:
                 report.refusals.append(layer.refusal)
-            report.refusals += _refused_activations(layer, options)
+            if (refused := refused_activations(layer, options.activations)) is not None:
+                report.refusals.append(refused)
         if "lm_head" not in checkpoint.layers and checkpoint.config.get("tie_word_embeddings"):
             report.layers.append(_tied_head(checkpoint))
         if options.on_unsupported == "error":
@@ -174,30 +175,36 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
 def choose_activations(layer: LayerInfo, wanted: str) -> Activations:
     """What a quantized layer does to its input under the option ``--activations``.
 
-    fp8 activations need 4-bit weights; `_refused_activations` says so, and where that is allowed to change
-    numbers the layer keeps float activations.
+    Not every weight goes with all activations; `refused_activations` says so, and where that is allowed to
+    change numbers the layer keeps float activations.
     """
     from halfbyte.passes.scheme import Activations
 
     chosen = layer.activations if wanted == "auto" else Activations(wanted)
-    wide = layer.scheme is not None and layer.scheme.bits != 4
-    return Activations.NONE if wide and chosen is Activations.FP8 else chosen
+    return chosen if layer.scheme is None or chosen in layer.scheme.computed else Activations.NONE
 
 
-def _refused_activations(layer: LayerInfo, options: CompileOptions) -> list[Refusal]:
+def refused_activations(layer: LayerInfo, wanted: str) -> Refusal | None:
+    """Why a quantized layer cannot have the activations of the option ``--activations``, or None."""
     from halfbyte.passes.report import Refusal
+    from halfbyte.passes.scheme import Activations
 
-    if options.activations != "fp8" or layer.scheme is None or layer.scheme.bits == 4:
-        return []
-    advice = (
-        "use --activations int8 or none, or --on-unsupported float to keep this layer's activations float"
-    )
-    return [Refusal(layer.name, f"fp8 activations for {layer.scheme}", "4-bit weights", advice)]
+    if layer.scheme is None:
+        return None
+    if wanted == "auto" and layer.refused_activations is not None:
+        return layer.refused_activations
+    chosen = layer.activations if wanted == "auto" else Activations(wanted)
+    if chosen in layer.scheme.computed:
+        return None
+    others = " or ".join(kind.value for kind in layer.scheme.computed)
+    advice = f"use --activations {others}, or --on-unsupported float to keep this layer's activations float"
+    found = f"{chosen.value} activations for {layer.scheme}"
+    return Refusal(layer.name, found, f"activations {others} for such weights", advice)
 
 
 def _row(layer: LayerInfo, options: CompileOptions) -> Any:
     from halfbyte.passes.report import LayerRow
-    from halfbyte.passes.scheme import mode_name
+    from halfbyte.passes.scheme import Fp8Scheme, mode_name
 
     if layer.scheme is None:
         reason = layer.reason
@@ -205,14 +212,17 @@ def _row(layer: LayerInfo, options: CompileOptions) -> Any:
             reason = f"dequantized: {layer.refusal.found} cannot be computed as quantized"
         return LayerRow(layer.name, layer.shape, layer.storage, "float", "float", reason=reason)
     activations = choose_activations(layer, options.activations)
+    reason = layer.reason
+    if options.min_tokens and isinstance(layer.scheme, Fp8Scheme):
+        reason = "--min-tokens does not apply to e4m3 weights"
     return LayerRow(
         layer.name,
         layer.shape,
         layer.storage,
         str(layer.scheme),
         activations.value,
-        mode_name(layer.scheme.bits, activations),
-        reason=layer.reason,
+        mode_name(layer.scheme, activations),
+        reason=reason,
     )
 
 
@@ -229,10 +239,11 @@ def _tied_head(checkpoint: Checkpoint) -> Any:
 
 def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
     """Says where every tensor of the graphs is read from when the archive is written."""
+    from halfbyte.passes.fp8_linear import Fp8BlockLinear
     from halfbyte.passes.program import LayerSource, TensorSource
     from halfbyte.passes.quant_linear import QuantLinear
 
-    def weight(layer: str) -> Callable[[], QuantTensor]:
+    def weight(layer: str) -> Callable[[], Weight]:
         return lambda: checkpoint.quantized(layer)
 
     def stored(tensor: str) -> Callable[[], torch.Tensor]:
@@ -242,7 +253,7 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
         return lambda: buffer
 
     for name, module in model.named_modules():
-        if isinstance(module, QuantLinear):
+        if isinstance(module, QuantLinear | Fp8BlockLinear):
             bias = None if module.bias is None else stored(f"{name}.bias")
             program.layers[name] = LayerSource(weight(name), bias, (name,))
     first: dict[int, str] = {}

@@ -90,6 +90,10 @@ _INPUT = {
     "fp8": "e4m3 activations per token",
     "none": "float activations, digit planes",
 }
+_INPUT_OF_FP8 = {
+    "fp8": "e4m3 activations per token and block of inputs",
+    "none": "float activations",
+}
 
 
 def inspect(model: str | Path, *, activations: str = "auto", on_unsupported: str = "error") -> Inspection:
@@ -113,18 +117,23 @@ def inspect(model: str | Path, *, activations: str = "auto", on_unsupported: str
 
 
 def _plan(layer: LayerInfo, wanted: str, on_unsupported: str) -> LayerPlan:
-    from halfbyte.compile_model import choose_activations
-    from halfbyte.passes.scheme import mode_name
+    from halfbyte.compile_model import choose_activations, refused_activations
+    from halfbyte.passes.scheme import Fp8Scheme, mode_name
 
     if layer.scheme is not None:
-        activations = choose_activations(layer, wanted).value
-        plan = f"{mode_name(layer.scheme.bits, choose_activations(layer, wanted))}: {_INPUT[activations]}"
+        activations = choose_activations(layer, wanted)
+        words = _INPUT[activations.value]
+        if isinstance(layer.scheme, Fp8Scheme):
+            words = _INPUT_OF_FP8[activations.value]
+        plan = f"{mode_name(layer.scheme, activations)}: {words}"
+        if (refused := refused_activations(layer, wanted)) is not None:
+            plan = f"refused: {refused.found}" if on_unsupported == "error" else f"{plan} ({refused.found})"
         group, scheme = layer.scheme.group_size, str(layer.scheme)
-        return LayerPlan(layer.name, layer.shape, layer.storage, scheme, group, activations, plan)
+        return LayerPlan(layer.name, layer.shape, layer.storage, scheme, group, activations.value, plan)
     plan = "float"
     if layer.refusal is not None:
-        refused = on_unsupported == "error"
-        plan = f"refused: {layer.refusal.found}" if refused else f"float: {layer.refusal.found}"
+        verb = "refused" if on_unsupported == "error" else "float"
+        plan = f"{verb}: {layer.refusal.found}"
     elif layer.reason:
         plan = f"float: {layer.reason}"
     return LayerPlan(layer.name, layer.shape, layer.storage, "float", None, "float", plan)

@@ -16,10 +16,15 @@ from halfbyte.errors import CheckpointError, UsageError
 if TYPE_CHECKING:
     import torch
 
-    from halfbyte.checkpoints import Checkpoint
+    from halfbyte.checkpoints import Checkpoint, LayerInfo
+    from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
+    from halfbyte.lowering.kernels.linear import Linear
     from halfbyte.lowering.layer_program import ArchivedLayer
+    from halfbyte.lowering.targets.cpu import CpuTarget
     from halfbyte.runtime import Bundle
 
+# Kernels of e4m3 weights add inside a piece of a block in float32, the reference adds it exactly.
+FP8_LIMIT = 1e-5
 _TEXT = (
     "A weight that has been cut down to four bits still knows roughly where it was. The scale says how far apart "
     "sixteen marks stand, and the code says at which of them the weight came to rest."
@@ -28,13 +33,14 @@ _TEXT = (
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """One packed linear against ``halfbyte::linear``, given the same input.
+    """One packed linear against its operator's reference, given the same input.
 
     Attributes:
         name: as the archive calls it; merged layers are checked as one.
         rows: tokens compared.
         equal: whether every output has the bits of the reference.
         error: largest difference to the reference, over the largest output of its row.
+        limit: of ``error`` by the kernel's own promise: 0, or `FP8_LIMIT` for e4m3 weights.
         float_error: the same against the float layer: what quantizing the activations costs.
     """
 
@@ -43,6 +49,7 @@ class LayerCheck:
     equal: bool
     error: float
     float_error: float
+    limit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,8 @@ class Limits:
     """What is allowed; None takes the default for how the bundle was compiled.
 
     Attributes:
-        layer: of `LayerCheck.error`. A CPU gives the bits of the reference, so 0 by default.
+        layer: of `LayerCheck.error`. By default `LayerCheck.limit`: a CPU gives the bits of the reference, but
+            for layers with e4m3 weights.
         logits: of `Verification.logits_error`; by default 1e-4 where all activations are float32 and float,
             3e-2 for 16-bit models, and no limit with quantized activations, whose rounding is chaotic through depth.
         kl: of `Verification.kl`; by default 1e-6 for float32, 1e-2 for 16 bits, 0.5 with quantized activations.
@@ -86,12 +94,12 @@ class Limits:
     logits: float | None = None
     kl: float | None = None
 
-    def settled(self, dtype: str, dynamic: bool) -> tuple[float, float, float]:
+    def settled(self, dtype: str, dynamic: bool) -> tuple[float, float]:
+        """Of logits and kl."""
         wide = dtype == "f32"
         logits = float("inf") if dynamic else 1e-4 if wide else 3e-2
         kl = 0.5 if dynamic else 1e-6 if wide else 1e-2
         return (
-            0.0 if self.layer is None else self.layer,
             logits if self.logits is None else self.logits,
             kl if self.kl is None else self.kl,
         )
@@ -157,10 +165,7 @@ def archived_layers(
     bundle: Bundle, checkpoint: Checkpoint, options: Mapping[str, Any], merged: Mapping[str, list[str]]
 ) -> list[ArchivedLayer]:
     """The packed linears of a bundle's archive, from its keys and what the checkpoint says of their members."""
-    from halfbyte.compile_model import choose_activations
-    from halfbyte.lowering.kernels.linear import Linear
     from halfbyte.lowering.layer_program import ArchivedLayer
-    from halfbyte.lowering.layout import Packing
     from halfbyte.lowering.targets.cpu import CpuTarget
     from halfbyte.runtime.program import choose_program
 
@@ -180,23 +185,43 @@ def archived_layers(
                 where=name,
                 advice="verify against the checkpoint that the bundle was compiled from",
             )
-        first = known[0]
-        assert first.scheme is not None
-        outputs = sum(member.shape[0] for member in known)
-        linear = Linear(
-            target.isa,
-            Packing(outputs, first.shape[1], first.scheme.group_size, first.scheme.bits),
-            dtype,
-            first.scheme.scale_dtype,
-            first.scheme.zero,
-            first.bias,
-            choose_activations(first, options["activations"]),
-            3 if dtype == "f32" else 2,
-            int(options["min_tokens"]),
-            target.soft_f16,
-        )
+        linear = _kernels(target, known, dtype, options)
         out.append(ArchivedLayer(name, linear, tuple(merged.get(name, [name]))))
     return out
+
+
+def _kernels(
+    target: CpuTarget, members: Sequence[LayerInfo], dtype: str, options: Mapping[str, Any]
+) -> Linear | Fp8Linear:
+    """The kernels that compute a layer merged from these members."""
+    from halfbyte.compile_model import choose_activations
+    from halfbyte.lowering.kernels.linear import Linear
+    from halfbyte.lowering.layout import Packing
+    from halfbyte.passes.scheme import Activations, Fp8Scheme
+
+    first = members[0]
+    inputs, scheme, activations = (
+        first.shape[1],
+        first.scheme,
+        choose_activations(first, options["activations"]),
+    )
+    outputs = sum(member.shape[0] for member in members)
+    assert scheme is not None
+    if isinstance(scheme, Fp8Scheme):
+        quantized = activations is Activations.FP8
+        return target.fp8_linear(outputs, inputs, scheme.block_inputs, dtype, first.bias, quantized)
+    return Linear(
+        target.isa,
+        Packing(outputs, inputs, scheme.group_size, scheme.bits),
+        dtype,
+        scheme.scale_dtype,
+        scheme.zero,
+        first.bias,
+        activations,
+        3 if dtype == "f32" else 2,
+        int(options["min_tokens"]),
+        target.soft_f16,
+    )
 
 
 def _run_float(
@@ -264,8 +289,8 @@ def _layer_bundle(
         (scratch / archive.file).symlink_to((folder / archive.file).resolve())
     entries = {
         layer.function: EntryPoint(
-            (Tensor("x", ("T", layer.linear.packing.inputs), layer.linear.io),),
-            (Tensor("y", ("T", layer.linear.packing.outputs), layer.linear.io),),
+            (Tensor("x", ("T", layer.inputs), layer.linear.io),),
+            (Tensor("y", ("T", layer.outputs), layer.linear.io),),
         )
         for layer in layers
     }
@@ -280,28 +305,39 @@ def _layer_bundle(
 def _check_layer(runner: Bundle, checkpoint: Checkpoint, layer: ArchivedLayer, x: torch.Tensor) -> LayerCheck:
     import torch
 
+    from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
+    from halfbyte.lowering.kernels.linear import Linear
     from halfbyte.passes.merge_linears import join_weights
+    from halfbyte.passes.weight import Fp8Tensor
 
     kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     linear, members = layer.linear, layer.members
     weight = join_weights(layer.name, [checkpoint.quantized(member) for member in members])
     biases = [checkpoint.float_tensor(f"{member}.bias").float() for member in members] if linear.bias else []
     bias = torch.cat(biases) if biases else None
-    narrow = x.to(kinds[linear.io])
-    ordered = narrow if weight.permutation is None else narrow[:, weight.permutation]
-    want = torch.ops.halfbyte.linear(
-        ordered,
-        weight.packed(),
-        weight.scale,
-        weight.zero,
-        weight.minimum,
-        bias,
-        weight.bits,
-        weight.group_size,
-        linear.activations.value,
-        linear.digits,
-        linear.min_tokens,
-    ).float()
+    ordered, limit = x.to(kinds[linear.io]), 0.0
+    if isinstance(weight, Fp8Tensor):
+        assert isinstance(linear, Fp8Linear)
+        mode, limit = "fp8" if linear.quantized else "none", FP8_LIMIT
+        blocks = (weight.block_outputs, weight.block_inputs)
+        want = torch.ops.halfbyte.fp8_block_linear(ordered, weight.bits, weight.scale, bias, *blocks, mode)
+    else:
+        assert isinstance(linear, Linear)
+        ordered = ordered if weight.permutation is None else ordered[:, weight.permutation]
+        want = torch.ops.halfbyte.linear(
+            ordered,
+            weight.packed(),
+            weight.scale,
+            weight.zero,
+            weight.minimum,
+            bias,
+            weight.bits,
+            weight.group_size,
+            linear.activations.value,
+            linear.digits,
+            linear.min_tokens,
+        )
+    want = want.float()
     carrier = ordered.view(torch.uint16) if linear.io == "bf16" else ordered
     [raw] = runner.call(layer.function, carrier.contiguous().numpy())
     got = torch.from_numpy(np.array(raw))
@@ -313,6 +349,7 @@ def _check_layer(runner: Bundle, checkpoint: Checkpoint, layer: ArchivedLayer, x
         bool(torch.equal(got, want)),
         _row_error(got.double(), want.double()),
         _row_error(got.double(), exact),
+        limit,
     )
 
 
@@ -343,18 +380,18 @@ def _judge(
 ) -> Verification:
     model = bundle.manifest.model
     dynamic = any(layer.activations in ("int8", "fp8") for layer in bundle.manifest.layers)
-    layer_limit, logits_limit, kl_limit = limits.settled(model.dtype, dynamic)
+    logits_limit, kl_limit = limits.settled(model.dtype, dynamic)
     forward, largest = got["forward"], float(np.abs(expected).max())
     error = float(np.abs(forward - expected).max() / largest)
     p, q = _log_softmax(expected), _log_softmax(forward)
     kl = float((np.exp(p) * (p - q)).sum(-1).mean())
     agreement = float((forward.argmax(-1) == expected.argmax(-1)).mean())
     step_error = float(np.abs(got["step"] - forward[-1]).max() / largest)
-    failures = [
-        f"{check.name}: error {check.error:.2e} over {layer_limit:.0e}"
-        for check in checks
-        if not check.error <= layer_limit
-    ]
+    failures = []
+    for check in checks:
+        limit = check.limit if limits.layer is None else limits.layer
+        if not check.error <= limit:
+            failures.append(f"{check.name}: error {check.error:.2e} over {limit:.0e}")
     if not error <= logits_limit:
         failures.append(f"logits: error {error:.2e} over {logits_limit:.0e}")
     if not kl <= kl_limit:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.parameters import TensorSpec
 from halfbyte.lowering.splice import SCOPE
@@ -24,8 +25,16 @@ class ArchivedLayer:
     """
 
     name: str
-    linear: Linear
+    linear: Linear | Fp8Linear
     members: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        return self.linear.outputs if isinstance(self.linear, Fp8Linear) else self.linear.packing.outputs
+
+    @property
+    def inputs(self) -> int:
+        return self.linear.inputs if isinstance(self.linear, Fp8Linear) else self.linear.packing.inputs
 
     @property
     def function(self) -> str:
@@ -44,8 +53,8 @@ def layer_program(layers: Iterable[ArchivedLayer]) -> str:
         for spec in specs:
             named = f'#flow.parameter.named<"{SCOPE}"::"{spec.key}">'
             parts[spec.key] = f'util.global private @"{spec.key}" = {named} : {spec.type}'
-        x = f"tensor<?x{linear.packing.inputs}x{linear.io}>"
-        y = f"tensor<?x{linear.packing.outputs}x{linear.io}>"
+        x = f"tensor<?x{layer.inputs}x{linear.io}>"
+        y = f"tensor<?x{layer.outputs}x{linear.io}>"
         loads = "\n".join(
             f'  %w{i} = util.global.load immutable @"{spec.key}" : {spec.type}'
             for i, spec in enumerate(specs)

@@ -20,7 +20,7 @@ import torch
 
 from halfbyte.passes.ops import digit_block
 from halfbyte.passes.scheme import WeightScheme
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.weight import QuantTensor, scales_by_row
 
 NAME = "n64k8"
 
@@ -137,5 +137,4 @@ def pack_fp8(weight: torch.Tensor) -> np.ndarray:
 
 def pack_block_scales(scale: torch.Tensor, outputs: int, block_outputs: int) -> np.ndarray:
     """[ceil(N / block_outputs), B] of any float dtype -> float32 [N/64, B, 64], one per column, times 256."""
-    columns = scale.float().repeat_interleave(block_outputs, 0)[:outputs] * 256.0
-    return pack_groups(columns)
+    return pack_groups(scales_by_row(scale.float(), outputs, block_outputs) * 256.0)

@@ -203,7 +203,7 @@ class _Splicer:
             with _own_weight(name):
                 weight = quant_tensor(name, parts, inputs, group_size, bits)
             source = LayerSource(lambda: weight, self._optional(entry, bias), (name,))
-            mode = mode_name(bits, Activations(activations))
+            mode = mode_name(weight.scheme, Activations(activations))
             self.own[name] = LayerRow(name, weight.shape, "graph", str(weight.scheme), activations, mode)
         self._call_linear(op, x, linear, name, source)
 
@@ -220,8 +220,8 @@ class _Splicer:
             with _own_weight(name):
                 found = Fp8Tensor(name, *parts)
             source = LayerSource(lambda: found, self._optional(entry, bias), (name,))
-            mode = "WFP8AFP8" if activations == "fp8" else "WFP8A16"
-            self.own[name] = LayerRow(name, found.shape, "graph", found.scheme, activations, mode)
+            mode = mode_name(found.scheme, Activations(activations))
+            self.own[name] = LayerRow(name, found.shape, "graph", str(found.scheme), activations, mode)
         quantized, has_bias = activations == "fp8", not _is_none(bias)
         linear = self.target.fp8_linear(outputs, inputs, block_inputs, shaped.dtype, has_bias, quantized)
         self._call_linear(op, x, linear, name, source)

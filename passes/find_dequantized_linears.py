@@ -314,7 +314,7 @@ def _insert(
     replace(entry, product.node, node)
     program.layers[name] = LayerSource(lambda: weight, None if bias is None else (lambda: bias), (name,))
     if all(row.name != name for row in program.report.layers):
-        mode = mode_name(weight.bits, options.activations)
+        mode = mode_name(weight.scheme, options.activations)
         row = LayerRow(name, weight.shape, "graph", str(weight.scheme), options.activations.value, mode)
         program.report.layers.append(row)
 

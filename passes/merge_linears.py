@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,20 @@ from halfbyte.passes.program import (
     Program,
     add_state,
     drop_dead_state,
-    integer_weight,
-    linear_nodes,
+    layer_nodes,
     replace,
     state_names,
     state_value,
 )
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.weight import Fp8Tensor, QuantTensor, Weight, scales_by_row
 
-_TENSORS = ("codes", "scale", "zero", "minimum", "bias")
+_LINEAR = torch.ops.halfbyte.linear.default
+_FP8 = torch.ops.halfbyte.fp8_block_linear.default
+# The tensors of an operator, in the order of its arguments after x.
+_TENSORS: dict[Any, tuple[str, ...]] = {
+    _LINEAR: ("codes", "scale", "zero", "minimum", "bias"),
+    _FP8: ("codes", "scale", "bias"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,8 @@ class MergeLinears:
     """One GEMM instead of several where only the columns differ; each column is computed as before.
 
     Linears merge when their input, group size, scale dtype, kind of zero point, activations and presence of a
-    bias agree. Inputs permuted by activation order agree when the permutations are equal.
+    bias agree; e4m3 ones when their input, inputs per block, scale dtype, activations and presence of a bias
+    do. Inputs permuted by activation order agree when the permutations are equal.
     """
 
     name: str = "merge-linears"
@@ -38,7 +44,7 @@ class MergeLinears:
     def run(self, program: Program) -> int:
         merged: dict[str, tuple[str, ...]] = {}
         for entry in program.entries.values():
-            for nodes in _groups(entry).values():
+            for nodes in _groups(program, entry).values():
                 if len(nodes) > 1:
                     name, members = _merge(program, entry, nodes)
                     merged[name] = members
@@ -52,18 +58,33 @@ class MergeLinears:
         return len(merged)
 
 
-def _groups(entry: ExportedProgram) -> dict[object, list[torch.fx.Node]]:
+def _groups(program: Program, entry: ExportedProgram) -> dict[object, list[torch.fx.Node]]:
     names = state_names(entry)
     groups: dict[object, list[torch.fx.Node]] = {}
-    for node in linear_nodes(entry.graph):
+    for node in layer_nodes(entry.graph):
         arguments: Any = node.args
-        _, codes, scale, *rest = arguments
-        dtypes = (scale.meta["val"].dtype, *(part is None for part in rest[:3]))
+        x, codes, scale = arguments[:3]
+        if names.get(codes.name, "").removesuffix(".codes") not in program.layers:
+            continue  # the graph's own call of the operator
+        given = tuple(part is None for part in arguments[3 : 1 + len(_TENSORS[node.target])])
         inputs = codes.meta["val"].shape[1]
-        groups.setdefault((_input_key(entry, names, arguments[0]), inputs, dtypes, *rest[3:]), []).append(
-            node
-        )
+        key = (_input_key(entry, names, x), node.target, inputs, scale.meta["val"].dtype, given)
+        groups.setdefault((*key, *_settings(node)), []).append(node)
     return groups
+
+
+def _settings(node: torch.fx.Node) -> tuple[object, ...]:
+    """The arguments after the tensors, as the merged layer has them: e4m3 weights get a scale for every output."""
+    settings = node.args[1 + len(_TENSORS[node.target]) :]
+    return settings if node.target is _LINEAR else (1, *settings[1:])
+
+
+def _state(entry: ExportedProgram, names: dict[Any, str], node: Any, position: int) -> torch.Tensor:
+    """The tensor behind an argument, with one row for every output."""
+    value = state_value(entry, names[node.args[position].name])
+    if node.target is _FP8 and _TENSORS[_FP8][position - 1] == "scale":
+        return scales_by_row(value, node.args[1].meta["val"].shape[0], node.args[4])
+    return value
 
 
 def _input_key(entry: ExportedProgram, names: dict[str, str], x: Any) -> object:
@@ -83,16 +104,16 @@ def _merge(
     name = merged_name(members)
     first = nodes[0]
     arguments: list[object] = [first.args[0]]
-    for position, tensor in enumerate(_TENSORS, start=1):
+    for position, tensor in enumerate(_TENSORS[first.target], start=1):
         if first.args[position] is None:
             arguments.append(None)
             continue
-        parts = [state_value(entry, names[node.args[position].name]) for node in nodes]
+        parts = [_state(entry, names, node, position) for node in nodes]
         rows = sum(part.shape[0] for part in parts)
         joined = parts[0].new_empty((rows, *parts[0].shape[1:])) if program.empty else torch.cat(parts)
         arguments.append(add_state(entry, f"{name}.{tensor}", joined))
     with entry.graph.inserting_before(first):
-        whole = entry.graph.call_function(first.target, (*arguments, *first.args[6:]))
+        whole = entry.graph.call_function(first.target, (*arguments, *_settings(first)))
         value = first.meta["val"]
         total = sum(node.meta["val"].shape[-1] for node in nodes)
         whole.meta = dict(first.meta, val=value.new_empty((*value.shape[:-1], total)))
@@ -109,7 +130,7 @@ def _merge(
         sources = [program.layers[member] for member in members]
         has_bias = sources[0].bias is not None
         program.layers[name] = LayerSource(
-            lambda: join_weights(name, [integer_weight(source) for source in sources]),
+            lambda: join_weights(name, [source.weight() for source in sources]),
             _join_biases([source.bias for source in sources if source.bias]) if has_bias else None,
             members,
         )
@@ -128,8 +149,21 @@ def merged_name(members: tuple[str, ...]) -> str:
     return prefix + "+".join(member[len(prefix) :] for member in members)
 
 
-def join_weights(name: str, parts: list[QuantTensor]) -> QuantTensor:
-    """One weight whose rows are those of the parts, in order; their schemes and permutations must agree."""
+def join_weights(name: str, parts: Sequence[Weight]) -> Weight:
+    """One weight whose rows are those of the parts, in order; their schemes and permutations must agree.
+
+    Of e4m3 weights the numbers of outputs per block need not.
+    """
+    fp8 = [part for part in parts if isinstance(part, Fp8Tensor)]
+    if fp8:
+        assert len(fp8) == len(parts)
+        scales = [scales_by_row(part.scale, part.shape[0], part.block_outputs) for part in fp8]
+        bits = torch.cat([part.bits for part in fp8])
+        return Fp8Tensor(name, bits, torch.cat(scales), 1, fp8[0].block_inputs)
+    return _join_integers(name, [part for part in parts if isinstance(part, QuantTensor)])
+
+
+def _join_integers(name: str, parts: list[QuantTensor]) -> QuantTensor:
 
     def joined(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
         return (

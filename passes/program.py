@@ -49,8 +49,8 @@ class Program:
 
     Attributes:
         entries: exported graphs by entry point; they share state by name.
-        layers: by the name of the layer, the weights behind ``halfbyte::linear`` nodes. A node's codes are the
-            state ``<layer>.codes``, its scales ``<layer>.scale`` and so on.
+        layers: by the name of the layer, the weights behind `layer_nodes`. A node's codes are the state
+            ``<layer>.codes``, its scales ``<layer>.scale`` and so on.
         tensors: by state name, every other tensor. State found in neither is taken from the graphs themselves.
         empty: the state of the graphs has no values (they come from ``layers`` and ``tensors``): nothing may
             read it, and copies of it would cost memory for nothing.
@@ -64,10 +64,10 @@ class Program:
     report: Report = field(default_factory=Report)
 
 
-def linear_nodes(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
-    """The ``halfbyte::linear`` nodes of a graph, in order."""
-    target = torch.ops.halfbyte.linear.default
-    return (node for node in list(graph.nodes) if node.op == "call_function" and node.target is target)
+def layer_nodes(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+    """The ``halfbyte::linear`` and ``halfbyte::fp8_block_linear`` nodes of a graph, in order."""
+    targets = (torch.ops.halfbyte.linear.default, torch.ops.halfbyte.fp8_block_linear.default)
+    return (node for node in list(graph.nodes) if node.op == "call_function" and node.target in targets)
 
 
 def state_names(program: ExportedProgram) -> dict[str, str]:

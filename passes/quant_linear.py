@@ -6,9 +6,7 @@ import torch
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
 from halfbyte.passes.scheme import Activations, WeightScheme, Zero
-from halfbyte.passes.weight import QuantTensor
-
-_SCALE_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+from halfbyte.passes.weight import FLOAT_DTYPES, QuantTensor
 
 
 class QuantLinear(torch.nn.Module):
@@ -43,7 +41,7 @@ class QuantLinear(torch.nn.Module):
         super().__init__()
         outputs, inputs = shape
         groups = -(-inputs // scheme.group_size)
-        dtype = _SCALE_DTYPES[scheme.scale_dtype]
+        dtype = FLOAT_DTYPES[scheme.scale_dtype]
         self.name, self.scheme, self.shape = name, scheme, shape
         self.activations, self.digits, self.min_tokens = activations, digits, min_tokens
         empty = lambda size, kind: torch.empty(size, dtype=kind, device="meta")  # noqa: E731

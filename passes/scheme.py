@@ -22,11 +22,6 @@ class Activations(enum.Enum):
     FP8 = "fp8"  # W4AFP8: e4m3 per token, scale absmax / 448
 
 
-def mode_name(bits: int, activations: Activations) -> str:
-    """The field's name of a combination: W4A8, W8A8, W4AFP8, W4A16, W8A16."""
-    return f"W{bits}A" + {Activations.INT8: "8", Activations.FP8: "FP8", Activations.NONE: "16"}[activations]
-
-
 @dataclass(frozen=True)
 class WeightScheme:
     """The quantization of one weight W[N, K].
@@ -51,3 +46,57 @@ class WeightScheme:
         group = "channelwise" if self.channelwise else f"group {self.group_size}"
         order = ", act-order" if self.act_order else ""
         return f"int{self.bits} {self.zero.value}, {group}, {self.scale_dtype} scales{order}"
+
+    @property
+    def width(self) -> str:
+        """As in the field's names of modes: 4 or 8."""
+        return str(self.bits)
+
+    @property
+    def computed(self) -> tuple[Activations, ...]:
+        """What ``halfbyte::linear`` can do to the input of such a layer."""
+        if self.bits == 4:
+            return (Activations.NONE, Activations.INT8, Activations.FP8)
+        return (Activations.NONE, Activations.INT8)
+
+
+@dataclass(frozen=True)
+class Fp8Scheme:
+    """The quantization of an e4m3 weight W[N, K]: a scale per block of outputs and inputs.
+
+    Attributes:
+        block_outputs: outputs that share a scale; 1 for a scale per output, N for one scale.
+        block_inputs: inputs that share a scale, and of fp8 activations share one; K for scales that span a row.
+        scale_dtype: ``f16``, ``bf16`` or ``f32``, as stored in the checkpoint.
+    """
+
+    block_outputs: int
+    block_inputs: int
+    scale_dtype: str
+
+    def __str__(self) -> str:
+        return f"e4m3, blocks of {self.block_outputs}x{self.block_inputs}, {self.scale_dtype} scales"
+
+    @property
+    def group_size(self) -> int:
+        """Inputs that share a scale."""
+        return self.block_inputs
+
+    @property
+    def width(self) -> str:
+        """As in the field's names of modes."""
+        return "FP8"
+
+    @property
+    def computed(self) -> tuple[Activations, ...]:
+        """What ``halfbyte::fp8_block_linear`` can do to the input of such a layer."""
+        return (Activations.NONE, Activations.FP8)
+
+
+Scheme = WeightScheme | Fp8Scheme
+
+
+def mode_name(scheme: Scheme, activations: Activations) -> str:
+    """The field's name of a combination: W4A8, W8A8, W4AFP8, W4A16, W8A16, WFP8AFP8, WFP8A16."""
+    kinds = {Activations.INT8: "8", Activations.FP8: "FP8", Activations.NONE: "16"}
+    return f"W{scheme.width}A{kinds[activations]}"

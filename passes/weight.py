@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from halfbyte.passes.scheme import WeightScheme, Zero
+from halfbyte.passes.scheme import Fp8Scheme, WeightScheme, Zero
 
-_DTYPE_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
+FLOAT_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+_DTYPE_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -149,11 +150,26 @@ class Fp8Tensor:
         return self.bits.shape[0], self.bits.shape[1]
 
     @property
-    def scheme(self) -> str:
-        """For reports."""
-        return (
-            f"e4m3, blocks of {self.block_outputs}x{self.block_inputs}, {dtype_name(self.scale.dtype)} scales"
-        )
+    def scheme(self) -> Fp8Scheme:
+        return Fp8Scheme(self.block_outputs, self.block_inputs, dtype_name(self.scale.dtype))
+
+    def dequantize(self) -> torch.Tensor:
+        """float32 [N, K], one rounding per weight."""
+        columns = self.row_scales()
+        block = torch.arange(self.shape[1]) // self.block_inputs
+        return self.bits.view(torch.float8_e4m3fn).float() * columns[:, block]
+
+    def row_scales(self) -> torch.Tensor:
+        """float32 [N, ceil(K / block_inputs)]: the scales of every output."""
+        return scales_by_row(self.scale, self.shape[0], self.block_outputs).float()
+
+
+Weight = QuantTensor | Fp8Tensor
+
+
+def scales_by_row(scale: torch.Tensor, outputs: int, block_outputs: int) -> torch.Tensor:
+    """[ceil(N / block_outputs), B] -> [N, B]."""
+    return scale.repeat_interleave(block_outputs, 0)[:outputs]
 
 
 def same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -8,6 +8,7 @@ from halfbyte.passes.ops.digit_planes import digit_block
 from halfbyte.passes.ops.float32 import flush, fma
 from halfbyte.passes.ops.library import LIBRARY
 from halfbyte.passes.ops.quantize_fp8 import quantize_fp8
+from halfbyte.passes.weight import scales_by_row
 
 LIBRARY.define(
     "fp8_block_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, int block_outputs, int block_inputs, "
@@ -48,7 +49,7 @@ def fp8_block_linear(
     inputs, outputs = x.shape[-1], weight.shape[0]
     rows = flush(x.float()).reshape(-1, inputs)
     values = decode_e4m3(weight).double()
-    factors = scale.float().repeat_interleave(block_outputs, 0)[:outputs]
+    factors = scales_by_row(scale.float(), outputs, block_outputs)
     total, piece = torch.zeros(rows.shape[0], outputs, dtype=torch.float32), digit_block(block_inputs, inputs)
     for block, start in enumerate(range(0, inputs, block_inputs)):
         whole = slice(start, min(start + block_inputs, inputs))
