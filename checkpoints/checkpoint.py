@@ -30,7 +30,7 @@ class LayerInfo:
         refusal: set when the layer cannot be read as asked (a bit width, a group size); compile then refuses
             it, or with ``--on-unsupported float`` takes its dequantized weights when they can be had.
         refused_activations: set when the checkpoint asks for activations that no operator computes; then
-            ``activations`` is what comes nearest, and compile has to be told which ones to take.
+            ``activations`` is NONE, and compile has to be told to take those or others.
     """
 
     name: str

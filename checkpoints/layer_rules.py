@@ -13,6 +13,7 @@ from halfbyte.errors import CheckpointError
 
 _MAX_PATTERN = 2000
 _SECONDS = 0.5
+_CLASSES = ("linear", "module")  # and the class it is derived from
 
 
 class Match(enum.Enum):
@@ -23,6 +24,8 @@ class Match(enum.Enum):
     PARTS = "parts"  # the dotted parts of text stand in the name, one after the other
     START = "start"  # a regular expression, anchored at the start (re.match)
     SEARCH = "search"  # a regular expression, anywhere (re.search)
+    PREFIX = "prefix"  # the name is the text, or begins with text + "."
+    CLASS = "class"  # the name of the module's class: every layer is a torch.nn.Linear
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,10 @@ class Rule:
         """
         if self.match is Match.EXACT:
             return name == self.text
+        if self.match is Match.PREFIX:
+            return name == self.text or name.startswith(self.text + ".")
+        if self.match is Match.CLASS:
+            return self.text.lower() in _CLASSES
         if self.match is Match.SUFFIX:
             return name.endswith("." + self.text)
         if self.match is Match.PARTS:

@@ -10,12 +10,15 @@ from halfbyte.checkpoints.auto_round import AUTO_ROUND, open_auto_round
 from halfbyte.checkpoints.auto_round_handover import other_method
 from halfbyte.checkpoints.awq import open_awq
 from halfbyte.checkpoints.checkpoint import Checkpoint
+from halfbyte.checkpoints.compressed_tensors import open_compressed_tensors
 from halfbyte.checkpoints.float_folder import open_float
 from halfbyte.checkpoints.folder import path_inside
+from halfbyte.checkpoints.fp8 import open_fp8
 from halfbyte.checkpoints.gguf_file import open_gguf
 from halfbyte.checkpoints.gptq import open_gptq
 from halfbyte.checkpoints.model_folder import ModelFolder, open_folder
 from halfbyte.checkpoints.safetensors_folder import holds_weights
+from halfbyte.checkpoints.w4afp8 import open_w4afp8
 from halfbyte.errors import CheckpointError
 
 # quant_method -> reader. A new format of folders is one file and one row.
@@ -23,12 +26,12 @@ READERS: dict[str, Callable[[ModelFolder], Checkpoint]] = {
     "awq": open_awq,
     "gptq": open_gptq,
     **dict.fromkeys(AUTO_ROUND, open_auto_round),
+    "compressed-tensors": open_compressed_tensors,
+    "fp8": open_fp8,
+    "w4afp8": open_w4afp8,
 }
 # Methods that exist but that no reader here understands yet.
 _NOT_YET = (
-    "compressed-tensors",
-    "fp8",
-    "w4afp8",
     "torchao",
     "bitsandbytes",
     "modelopt",

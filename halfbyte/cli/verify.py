@@ -21,7 +21,9 @@ def verify_command(
     ] = None,
     max_layer_error: Annotated[
         float | None,
-        typer.Option(help="Largest error of a layer against its reference. Default 0: bit for bit."),
+        typer.Option(
+            help="Largest error of a layer against its reference. Default 0: bit for bit; e4m3 weights 1e-5."
+        ),
     ] = None,
     max_logits_error: Annotated[
         float | None, typer.Option(help="Largest error of the logits against the float model, relative.")
@@ -48,8 +50,13 @@ def verify_command(
         typer.echo(json.dumps(found.to_json(), indent=1))
     else:
         equal = sum(check.equal for check in found.layers)
+        near = [
+            check for check in found.layers if check.limit and not check.equal and check.error <= check.limit
+        ]
+        within = f", {len(near)} with e4m3 weights within {near[0].limit:.0e}" if near else ""
         typer.echo(
-            f"layers: {equal} of {len(found.layers)} equal the reference bit for bit ({found.tokens} tokens each)"
+            f"layers: {equal} of {len(found.layers)} equal the reference bit for bit{within} "
+            f"({found.tokens} tokens each)"
         )
         worst = sorted(found.layers, key=lambda check: -check.float_error)[:5]
         for check in worst:

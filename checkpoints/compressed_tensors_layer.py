@@ -1,0 +1,118 @@
+"""Integer layers of compressed-tensors: codes packed into words, or one code per byte.
+
+``W[n, k] = (q[n, k] - zero_point[n, g(k)]) * weight_scale[n, g(k)]`` with signed q. Words hold q + 8 (q + 128 of
+8 bits) along K, zero points in words the same along N; codes and zero points in bytes are signed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from halfbyte.checkpoints.integer_layer import Codes, IntegerLayer
+from halfbyte.checkpoints.layer_tensors import read_scales
+from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
+from halfbyte.checkpoints.scale_blocks import ScaleBlocks
+from halfbyte.checkpoints.words import fields, words_for
+from halfbyte.errors import CheckpointError
+from halfbyte.passes.weight import scales_by_row
+
+PARTS = (
+    "weight_packed",
+    "weight",
+    "weight_scale",
+    "weight_zero_point",
+    "weight_shape",
+    "weight_g_idx",
+    "input_scale",
+    "input_zero_point",
+    "output_scale",
+    "output_zero_point",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedTensorsLayer(IntegerLayer):
+    """A layer as its tensors have it.
+
+    Attributes:
+        blocks: what shares a scale.
+        packed: codes are in words (``weight_packed``), else in bytes (``weight``).
+    """
+
+    blocks: ScaleBlocks
+    packed: bool
+    g_idx: ClassVar[str] = "weight_g_idx"
+
+    @property
+    def storage(self) -> str:
+        return ("ct packed" if self.packed else "ct int") + ("" if self.bits == 4 else f", {self.bits} bits")
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return PARTS
+
+    def read(self, tensors: SafetensorsFolder) -> Codes:
+        scales = read_scales(f"{self.name}.weight_scale", tensors).reshape(-1, self.groups)
+        grid = (scales.shape[0], self.groups)
+        zeros = read_zeros(self.name, grid, self.bits, tensors)
+        if zeros is None:
+            zeros = torch.full(grid, 1 << (self.bits - 1), dtype=torch.uint8)
+        return Codes(self._codes(tensors), self._by_row(zeros), self._by_row(scales))
+
+    def _by_row(self, values: torch.Tensor) -> torch.Tensor:
+        return scales_by_row(values, self.shape[0], self.blocks.outputs).contiguous()
+
+    def _codes(self, tensors: SafetensorsFolder) -> torch.Tensor:
+        if self.packed:
+            return fields(tensors.read(f"{self.name}.weight_packed"), self.bits)[
+                :, : self.shape[1]
+            ].contiguous()
+        return _unsigned(f"{self.name}.weight", self.bits, tensors)
+
+
+def read_zeros(
+    name: str, grid: tuple[int, int], bits: int, tensors: SafetensorsFolder
+) -> torch.Tensor | None:
+    """uint8 of the shape `grid`, one for every scale; None where the file has no zero points.
+
+    Raises:
+        CheckpointError: they are neither words packed along N nor bytes, or out of range.
+    """
+    key = f"{name}.weight_zero_point"
+    if key not in tensors:
+        return None
+    stored, packed = tensors[key], (words_for(grid[0], bits), grid[1])
+    if stored.dtype == torch.int32 and stored.shape == packed:
+        return fields(tensors.read(key).t().contiguous(), bits)[:, : grid[0]].t().contiguous()
+    if stored.dtype == torch.int8 and stored.shape in (grid, tensors[f"{name}.weight_scale"].shape):
+        return _unsigned(key, bits, tensors).reshape(grid)
+    raise CheckpointError(
+        "weight_zero_point does not fit the layer",
+        where=key,
+        found=f"{str(stored.dtype).removeprefix('torch.')} {list(stored.shape)}",
+        accepted=f"int32 {list(packed)} (packed along the outputs) or int8 {list(grid)}",
+        advice="config.json and the weights are of different models, or the file is damaged",
+    )
+
+
+def _unsigned(key: str, bits: int, tensors: SafetensorsFolder) -> torch.Tensor:
+    """int8 codes as uint8: what was -8 (-128 of 8 bits) becomes 0.
+
+    Raises:
+        CheckpointError: a value that has no place in so many bits.
+    """
+    middle = 1 << (bits - 1)
+    shifted = tensors.read(key).view(torch.uint8) + middle
+    bad = int((shifted > 2 * middle - 1).sum())
+    if bad:
+        raise CheckpointError(
+            f"there are values that are no integers of {bits} bits",
+            where=key,
+            found=f"{bad} of {shifted.numel()}",
+            accepted=f"{-middle} to {middle - 1}",
+            advice="num_bits in the configuration is wrong, or the file is damaged",
+        )
+    return shifted
