@@ -29,6 +29,7 @@ GPTQ = [
     "llama-autogptq-channelwise",
     "llama-autoround-gptq-sym-g32",
     "llama-autoround-mixed-bits",
+    "llama-autoround-zeros-as-stored",
     "base-gptq",
 ]
 AWQ = ["qwen2-awq-asym-g32", "qwen3-autoround-awq-asym-g64"]
@@ -82,7 +83,10 @@ def test_every_packed_layer_equals_the_independent_unpacker(data: Path, name: st
     checkpoint = open_checkpoint(data / name)
     tensors = read_safetensors(data / name / "model.safetensors")
     config = load_json(data / name / "config.json")["quantization_config"]
-    version = 2 if config.get("checkpoint_format") == "gptq_v2" else 1
+    as_stored = (
+        "gptq_v2" in config.get("checkpoint_format", "") or config.get("packing_format") == "auto_round"
+    )
+    version = 2 if as_stored else 1
     layers = [key.removesuffix(".qweight") for key in tensors if key.endswith(".qweight")]
     assert layers
     for layer in layers:

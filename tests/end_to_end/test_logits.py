@@ -27,6 +27,7 @@ MODELS = {
     "llama-autogptq-channelwise": True,
     "llama-autoround-gptq-sym-g32": True,
     "llama-autoround-mixed-bits": True,
+    "llama-autoround-zeros-as-stored": True,
     "qwen2-awq-asym-g32": True,
     "qwen3-autoround-awq-asym-g64": False,
     "llama-gguf-q4_0": True,
