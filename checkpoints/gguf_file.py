@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from halfbyte.checkpoints import gguf_blocks as blocks
-from halfbyte.checkpoints.architecture import Architecture, LinearShape, architecture_of
+from halfbyte.checkpoints.architecture import Architecture, LinearShape
 from halfbyte.checkpoints.checkpoint import Checkpoint, FloatInfo, LayerInfo
+from halfbyte.checkpoints.decoder_shapes import architecture_of
 from halfbyte.checkpoints.float_parameters import HEAD, drop_zero_biases, match_parameters
 from halfbyte.checkpoints.folder import path_inside
 from halfbyte.checkpoints.gguf_config import differences, gguf_config

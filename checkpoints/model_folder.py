@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from halfbyte.checkpoints.architecture import Architecture, architecture_of, checked_config
+from halfbyte.checkpoints.architecture import Architecture, checked_config
 from halfbyte.checkpoints.checkpoint import FloatInfo, LayerInfo
+from halfbyte.checkpoints.decoder_shapes import architecture_of
 from halfbyte.checkpoints.float_parameters import (
     EMBEDDING,
     HEAD,
