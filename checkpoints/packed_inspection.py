@@ -11,6 +11,7 @@ from halfbyte.checkpoints.layer_tensors import SCALE_DTYPES, check, require
 from halfbyte.checkpoints.packed_config import LayerSetting, PackedConfig
 from halfbyte.checkpoints.packed_layer import PackedLayer
 from halfbyte.checkpoints.packing import Packing
+from halfbyte.checkpoints.safetensors_file import StoredTensor
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.words import words_for
 from halfbyte.errors import CheckpointError
@@ -22,6 +23,7 @@ def inspect_layer(
     tensors: SafetensorsFolder,
     config: PackedConfig,
     contradictions: Contradictions,
+    glance: bool = False,
 ) -> PackedLayer:
     """Reads the small tensors (zero points, g_idx) of a layer that has a ``qweight``, and checks all shapes.
 
@@ -31,6 +33,7 @@ def inspect_layer(
     Args:
         name: module path.
         shape: (N, K) of the layer in the model.
+        glance: look at the zero points of few groups only.
 
     Raises:
         CheckpointError: naming layer and tensor: one is missing, has a wrong shape or dtype, or impossible
@@ -57,7 +60,8 @@ def inspect_layer(
     if not symmetric:
         require(name, tensors, "qzeros")
         check(name, "qzeros", tensors, (groups, words_for(shape[0], bits)), (torch.int32,))
-        symmetric = _symmetric(name, shape[0], bits, packing, config.where, setting, tensors, contradictions)
+        value = _only_zero(_zero_words(tensors[f"{name}.qzeros"], glance), shape[0], bits, packing)
+        symmetric = _symmetric(name, value, bits, packing, config.where, setting, contradictions)
     return PackedLayer(
         name=name,
         shape=shape,
@@ -120,16 +124,15 @@ def _groups(name: str, shape: tuple[int, int], tensors: SafetensorsFolder) -> in
 
 def _symmetric(
     name: str,
-    outputs: int,
+    value: int | None,
     bits: int,
     packing: Packing,
     where: str,
     setting: LayerSetting,
-    tensors: SafetensorsFolder,
     contradictions: Contradictions,
 ) -> bool:
+    """Whether `value`, the zero point of all groups if they have one in common, is the middle of the codes."""
     middle = 1 << (bits - 1)
-    value = _only_zero(tensors.read(f"{name}.qzeros"), outputs, bits, packing)
     if value == middle:
         return True
     # Stored in another version's way, a symmetric layer is off by exactly one everywhere.
@@ -145,6 +148,12 @@ def _symmetric(
     if setting.sym:
         contradictions.add(name, f"the configuration says sym = true, the zero points are not all {middle}")
     return False
+
+
+def _zero_words(stored: StoredTensor, glance: bool) -> torch.Tensor:
+    """The words of all groups; at a glance of the first, a middle and the last one. All are many megabytes."""
+    groups = stored.shape[0]
+    return stored.rows(0, groups // 2, groups - 1) if glance else stored.read()
 
 
 def _only_zero(qzeros: torch.Tensor, outputs: int, bits: int, packing: Packing) -> int | None:

@@ -15,9 +15,10 @@ from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 
 @dataclass(frozen=True)
 class PackedReader:
-    """Layers that have a ``qweight``."""
+    """Layers that have a ``qweight``; for `glance` see `inspect_layer`."""
 
     config: PackedConfig
+    glance: bool
     weights: tuple[str, ...] = ("qweight",)
 
     @property
@@ -37,7 +38,7 @@ class PackedReader:
     def inspect(
         self, name: str, shape: tuple[int, int], tensors: SafetensorsFolder, contradictions: Contradictions
     ) -> PackedLayer:
-        return inspect_layer(name, shape, tensors, self.config, contradictions)
+        return inspect_layer(name, shape, tensors, self.config, contradictions, self.glance)
 
 
 def open_packed(folder: ModelFolder, config: PackedConfig) -> QuantizedFolder:
@@ -46,4 +47,4 @@ def open_packed(folder: ModelFolder, config: PackedConfig) -> QuantizedFolder:
     Raises:
         CheckpointError: a tensor is missing, has a wrong shape or dtype, or impossible values.
     """
-    return open_quantized(folder, PackedReader(config))
+    return open_quantized(folder, PackedReader(config, folder.glance))

@@ -40,11 +40,12 @@ _NOT_YET = (
 )
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], *, glance: bool = False) -> Checkpoint:
     """Opens a checkpoint by its headers: configuration, tensor headers and the small tensors of zero points.
 
     Args:
         path: a Hugging Face model folder, a folder that holds one .gguf file, or a .gguf file.
+        glance: no weight will be read: a sample of the zero points of a layer stands for all of them.
 
     Raises:
         CheckpointError: nothing there, an unknown or unsupported kind, or anything malformed. Layers that
@@ -66,7 +67,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
                 advice="give the file itself",
             )
         return open_gguf(path_inside(path, ggufs[0].name, named_by=path.name), given=path)
-    folder = open_folder(path)
+    folder = open_folder(path, glance=glance)
     if ggufs:
         folder.warnings.append(f"the folder holds safetensors and {ggufs[0].name}: the safetensors are read")
     if folder.quantization is not None and folder.quantization.method in AUTO_ROUND:

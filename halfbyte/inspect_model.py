@@ -107,6 +107,8 @@ def inspect(
 ) -> Inspection:
     """Reads the headers of a checkpoint and says, per layer, what it is and what compile would make of it.
 
+    Whether packed layers are symmetric is told from the zero points of a few of their groups; compile looks at all.
+
     Args:
         model: a Hugging Face folder or a .gguf file.
         activations: as for compile: ``auto``, ``int8``, ``fp8`` or ``none``.
@@ -120,7 +122,7 @@ def inspect(
     from halfbyte.checkpoints import open_checkpoint
 
     choice = LayerActivations.of({"activations": activations, "layers": layers})
-    checkpoint = open_checkpoint(Path(model))
+    checkpoint = open_checkpoint(Path(model), glance=True)
     choice.check_patterns(checkpoint.layers.values())
     plans = tuple(_plan(layer, choice, on_unsupported) for layer in checkpoint.layers.values())
     config = {key: checkpoint.config[key] for key in _CONFIG if key in checkpoint.config}

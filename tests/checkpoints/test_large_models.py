@@ -8,6 +8,7 @@ import struct
 import time
 from pathlib import Path
 
+import numpy as np
 from made_checkpoints import llama_config
 
 import halfbyte
@@ -41,6 +42,7 @@ def gptq_tensors() -> dict[str, tuple[str, list[int]]]:
         for name, (outputs, inputs) in linears.items():
             made[f"{block}.{name}.qweight"] = ("I32", [inputs // 8, outputs])
             made[f"{block}.{name}.qzeros"] = ("I32", [inputs // 128, outputs // 8])
+            made[f"{block}.{name}.g_idx"] = ("I32", [inputs])
             made[f"{block}.{name}.scales"] = ("F16", [inputs // 128, outputs])
         for norm in ("input_layernorm", "post_attention_layernorm"):
             made[f"{block}.{norm}.weight"] = ("F16", [hidden])
@@ -50,7 +52,7 @@ def gptq_tensors() -> dict[str, tuple[str, list[int]]]:
 
 
 def write_sparse(folder: Path, tensors: dict[str, tuple[str, list[int]]]) -> None:
-    """Shards with an index; their data are holes in the files, which read as zeros."""
+    """Shards with an index; their data but g_idx are holes, which read as zeros."""
     names, weight_map = list(tensors), {}
     per_shard = -(-len(names) // SHARDS)
     for shard in range(SHARDS):
@@ -64,6 +66,9 @@ def write_sparse(folder: Path, tensors: dict[str, tuple[str, list[int]]]) -> Non
         with (folder / file).open("wb") as out:
             out.write(struct.pack("<Q", len(blob)) + blob)
             out.truncate(8 + len(blob) + end)
+            for name in (name for name in header if name.endswith(".g_idx")):
+                out.seek(8 + len(blob) + header[name]["data_offsets"][0])
+                out.write((np.arange(tensors[name][1][0], dtype="<i4") // 128).tobytes())
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
@@ -75,7 +80,7 @@ def test_inspecting_70_billion_weights_takes_less_than_two_seconds(tmp_path: Pat
     began = time.process_time()
     found = halfbyte.inspect(tmp_path)
     assert time.process_time() - began < 2
-    assert [(group.pattern, group.count) for group in found.groups][0] == (
+    assert next((group.pattern, group.count) for group in found.groups) == (
         "model.layers.*.self_attn.q_proj",
         80,
     )

@@ -187,3 +187,9 @@ def test_a_real_gguf_file_equals_transformers_reading_of_it() -> None:
     wanted = dict(theirs.named_parameters())
     for name, value in ours.named_parameters():
         assert torch.equal(value, wanted[name]), name
+
+
+@pytest.mark.parametrize("name", GPTQ + AWQ + GGUF)
+def test_a_glance_tells_the_same(data: Path, name: str) -> None:
+    whole, glance = open_checkpoint(data / name), open_checkpoint(data / name, glance=True)
+    assert (whole.layers, whole.warnings, whole.floats) == (glance.layers, glance.warnings, glance.floats)
