@@ -27,6 +27,7 @@ from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder, refuse_pi
 from halfbyte.errors import CheckpointError
 
 _COMPUTED = (".rotary_emb.inv_freq",)  # old checkpoints store it, models compute it
+_OF_CACHES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale")
 _SHOWN = 5
 _SHORT = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 
@@ -94,6 +95,11 @@ class ModelFolder:
 
     def _report_unused(self, used: set[str]) -> None:
         unused = [name for name in self.tensors if name not in used and not name.endswith(_COMPUTED)]
+        if any(name.endswith(_OF_CACHES) for name in unused):
+            self.warnings.append(
+                "scales of quantized key and value caches are not used: caches keep the model's dtype"
+            )
+            unused = [name for name in unused if not name.endswith(_OF_CACHES)]
         unknown, _ = drop_zero_biases(self.architecture, unused, self.tensors.read)
         if unknown:
             shown = ", ".join(name[:200] for name in unknown[:_SHOWN])
@@ -136,4 +142,5 @@ def refuse_both(layer: str, folder: ModelFolder, part: str) -> None:
 def require_weight(layer: str, folder: ModelFolder, part: str) -> None:
     """Raises a `CheckpointError` that names both possible tensors when the layer has neither."""
     if f"{layer}.weight" not in folder.tensors and f"{layer}.{part}" not in folder.tensors:
-        raise missing_tensor([f"{layer}.{part}", f"{layer}.weight"], folder.tensors, folder.path.name)
+        wanted = dict.fromkeys((f"{layer}.{part}", f"{layer}.weight"))
+        raise missing_tensor([*wanted], folder.tensors, folder.path.name)

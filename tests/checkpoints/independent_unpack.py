@@ -9,11 +9,20 @@ from typing import Any
 
 import numpy as np
 
-_NUMPY = {"F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I8": "i1", "U8": "u1", "BF16": "<u2"}
+_NUMPY = {
+    "F32": "<f4",
+    "F16": "<f2",
+    "I64": "<i8",
+    "I32": "<i4",
+    "I8": "i1",
+    "U8": "u1",
+    "BF16": "<u2",
+    "F8_E4M3": "u1",
+}
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """All tensors of a file; bfloat16 as float32."""
+    """All tensors of a file; bfloat16 as float32, e4m3 as its bits."""
     blob = path.read_bytes()
     (length,) = struct.unpack("<Q", blob[:8])
     out = {}
@@ -26,6 +35,16 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
             array = (array.astype("<u4") << 16).view("<f4")
         out[name] = array
     return out
+
+
+def read_folder(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors of a model folder, from the shards that its index names."""
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return read_safetensors(folder / "model.safetensors")
+    weight_map = load_json(index)["weight_map"]
+    shards = {name: read_safetensors(folder / name) for name in set(weight_map.values())}
+    return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
 def fields(word: int, bits: int) -> list[int]:
@@ -54,6 +73,48 @@ def gptq_layer(
         group = int(g_idx[k]) if g_idx is not None else (0 if groups == 1 else k // group_size)
         weight[:, k] = (codes[:, k] - zeros[group]).astype(np.float32) * scales[group]
     return codes, zeros.T, scales.T, weight
+
+
+def ct_layer(
+    tensors: dict[str, np.ndarray], name: str, *, shape: tuple[int, int], bits: int, group_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Of compressed-tensors: signed codes [N, K], zeros [N, G], scales [N, G], float32 weight [N, K]."""
+    outputs, inputs = shape
+    middle = 2 ** (bits - 1)
+    scales = tensors[f"{name}.weight_scale"].astype(np.float32)
+    zeros = tensors.get(f"{name}.weight_zero_point", np.zeros(scales.shape, np.int8))
+    if f"{name}.weight_packed" in tensors:
+        words = tensors[f"{name}.weight_packed"]
+        codes = np.array([row_of_fields(row, bits)[:inputs] for row in words]) - middle
+    else:
+        codes = tensors[f"{name}.weight"].astype(int)
+    if zeros.dtype == np.dtype("<i4"):
+        columns = [row_of_fields(column, bits)[:outputs] for column in zeros.T]
+        zeros = np.array(columns).T - middle
+    weight = np.zeros(shape, np.float32)
+    for k in range(inputs):
+        group = 0 if scales.shape[1] == 1 else k // group_size
+        weight[:, k] = (codes[:, k] - zeros[:, group].astype(int)).astype(np.float32) * scales[:, group]
+    return codes, zeros.astype(int), scales, weight
+
+
+def e4m3(octet: int) -> float:
+    """The value of an e4m3 (fn) number: a sign, four bits of exponent, three of mantissa."""
+    text = format(octet, "08b")
+    sign, exponent, mantissa = -1.0 if text[0] == "1" else 1.0, int(text[1:5], 2), int(text[5:], 2)
+    if text[1:] == "1111111":
+        return float("nan")
+    return sign * (mantissa / 8 * 2.0**-6 if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - 7))
+
+
+def fp8_weight(bits: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -> np.ndarray:
+    """float32 [N, K] of e4m3 bits with a scale per block."""
+    table = np.array([e4m3(octet) for octet in range(256)], np.float32)
+    weight = np.zeros(bits.shape, np.float32)
+    for n in range(bits.shape[0]):
+        for k in range(bits.shape[1]):
+            weight[n, k] = table[bits[n, k]] * scale[n // block[0], k // block[1]]
+    return weight
 
 
 def awq_layer(

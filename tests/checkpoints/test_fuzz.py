@@ -25,6 +25,12 @@ EDITS = st.lists(
     st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=9), st.booleans()), min_size=1, max_size=4
 )
 
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
 
 def damaged(blob: bytes, header: int, edits: list[tuple[float, bytes, bool]], cut: float) -> bytes:
     """Bytes written over the header or put into it, and perhaps the end cut off."""
@@ -80,11 +86,7 @@ def test_configurations(
     key=st.sampled_from(
         ["bits", "group_size", "sym", "desc_act", "checkpoint_format", "dynamic", "quant_method"]
     ),
-    value=st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-        max_leaves=5,
-    ),
+    value=ANYTHING,
 )
 def test_values_of_configurations(data: Path, folder: Path, key: str, value: object) -> None:
     config = json.loads((data / "base-gptq" / "config.json").read_text())
@@ -92,6 +94,61 @@ def test_values_of_configurations(data: Path, folder: Path, key: str, value: obj
     (folder / "quantize_config.json").unlink(missing_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     read_everything(folder)
+
+
+CT = "base-ct-w4a8"
+CT_KEYS = (
+    *("format", "config_groups", "ignore", "sparsity_config", "transform_config", "kv_cache_scheme"),
+    *("targets", "weights", "input_activations", "num_bits", "type", "strategy", "group_size"),
+    *("block_structure", "symmetric", "dynamic", "actorder"),
+)
+
+
+@BOUNDED
+@given(edits=EDITS, cut=st.floats(0, 1), fp8=st.booleans())
+def test_headers_of_compressed_tensors(
+    data: Path, tmp_path: Path, edits: list[tuple[float, bytes, bool]], cut: float, fp8: bool
+) -> None:
+    source = data / ("qwen3-ct-fp8-dynamic" if fp8 else CT)
+    shutil.copy(source / "config.json", tmp_path)
+    blob = (source / "model.safetensors").read_bytes()
+    header = 8 + int.from_bytes(blob[:8], "little")
+    (tmp_path / "model.safetensors").write_bytes(damaged(blob, header, edits, cut))
+    read_everything(tmp_path)
+
+
+@BOUNDED
+@given(
+    place=st.sampled_from(["", "group", "weights", "input_activations"]),
+    key=st.sampled_from(CT_KEYS),
+    value=ANYTHING | st.sampled_from(["group", "channel", "tensor", "block", "token", [64, 64], 8, "float"]),
+)
+def test_values_of_compressed_tensors(
+    data: Path, tmp_path: Path, place: str, key: str, value: object
+) -> None:
+    config = json.loads((data / CT / "config.json").read_text())
+    quantization = config["quantization_config"]
+    group = quantization["config_groups"]["group_0"]
+    {"": quantization, "group": group}.get(place, group.get(place))[key] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(data / CT / "model.safetensors", tmp_path)
+    read_everything(tmp_path)
+
+
+@BOUNDED
+@given(
+    method=st.sampled_from(["fp8", "w4afp8"]),
+    key=st.sampled_from(
+        ["fmt", "activation_scheme", "weight_block_size", "group_size", "modules_to_not_convert", "scale_fmt"]
+    ),
+    value=ANYTHING,
+)
+def test_values_of_fp8(data: Path, tmp_path: Path, method: str, key: str, value: object) -> None:
+    config = json.loads((data / "llama-ct-fp8-block" / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method, "weight_block_size": [128, 128], key: value}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(data / "llama-ct-fp8-block" / "model.safetensors", tmp_path)
+    read_everything(tmp_path)
 
 
 @BOUNDED

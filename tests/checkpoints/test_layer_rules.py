@@ -30,6 +30,14 @@ LAYER = "model.layers.1.mlp.gate_proj"
         (Match.START, r"model\.layers\.(1|2)\.", True),
         (Match.SEARCH, r"gate", True),
         (Match.SEARCH, r"^gate", False),
+        (Match.PREFIX, LAYER, True),
+        (Match.PREFIX, "model.layers.1", True),
+        (Match.PREFIX, "model.layers", True),
+        (Match.PREFIX, "model.layer", False),  # case 61: layers.1 is not layers.10
+        (Match.PREFIX, "layers.1", False),
+        (Match.CLASS, "Linear", True),
+        (Match.CLASS, "linear", True),
+        (Match.CLASS, "Embedding", False),
     ],
 )
 def test_fits(match: Match, text: str, fits: bool) -> None:

@@ -25,7 +25,15 @@ NAMES = (
     "qwen3-autoround-awq-asym-g64",
     "llama-gguf-q4_0",
     "llama-gguf-q4_1",
+    "base-ct-w4a8",
+    "llama-ct-w4a16-g128",
+    "llama-ct-w4a8-int-quantized",
+    "llama-ct-w4a8-packed-g32",
+    "llama-ct-w4afp8",
+    "qwen2-ct-w4a16-asym-sharded",
+    "qwen3-ct-w4a8-channel",
 )
+FP8 = ("llama-ct-fp8-block", "qwen3-ct-fp8-dynamic")
 
 
 def four_bit_layers(folder: Path, values: dict[str, np.ndarray]) -> list[str]:
@@ -72,6 +80,30 @@ def test_layers_give_the_expected_outputs(checkpoints: Path, name: str) -> None:
         else:
             assert (np.abs(got - expected["y_int8"]) <= 1e-5 * largest).all()
         assert not np.array_equal(got, expected["y_float"])
+        if (wanted := values.get(f"linear:{layer}:y_fp8")) is not None:
+            got = torch.ops.halfbyte.linear(*parts, "fp8", 3, 0).numpy()
+            np.testing.assert_array_equal(got, wanted)
+
+
+@pytest.mark.parametrize("name", FP8)
+def test_e4m3_layers_give_the_expected_outputs(checkpoints: Path, name: str) -> None:
+    values, checkpoint = (
+        load_file(checkpoints / name / "expected.safetensors"),
+        open_checkpoint(checkpoints / name),
+    )
+    layers = [key.split(":")[1] for key in values if key.endswith(":y_fp8")]
+    assert layers
+    for layer in layers:
+        weight, x = checkpoint.quantized(layer), torch.from_numpy(values[f"linear:{layer}:x"])
+        parts = (x, weight.bits, weight.scale, None, weight.block_outputs, weight.block_inputs)
+        for mode, kind, limit in (("none", "y_float", 2e-6), ("fp8", "y_fp8", 1e-5)):
+            got, wanted = (
+                torch.ops.halfbyte.fp8_block_linear(*parts, mode).numpy(),
+                values[f"linear:{layer}:{kind}"],
+            )
+            largest = np.abs(wanted).max(1, keepdims=True)
+            assert (np.abs(got - wanted) <= limit * largest).all(), (layer, kind)
+        assert not np.array_equal(values[f"linear:{layer}:y_float"], values[f"linear:{layer}:y_fp8"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,519 @@
+"""compressed-tensors layers made by hand: storages, strategies, odd shapes, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from made_checkpoints import DOWN_PROJ, K_PROJ, Q_PROJ, gptq_folder, gptq_parts, llama_config
+from made_compressed_tensors import (
+    FP8,
+    INT8,
+    WEIGHTS,
+    ct_folder,
+    group,
+    int_parts,
+    packed_parts,
+    signed_layer,
+    spread,
+)
+
+from halfbyte.checkpoints import Checkpoint, open_checkpoint
+from halfbyte.errors import CheckpointError
+from halfbyte.passes.scheme import Activations, Zero
+from halfbyte.passes.weight import Fp8Tensor, QuantTensor
+
+STORAGES = {"packed": packed_parts, "int8": int_parts}
+
+
+def weights(**changes: Any) -> dict[str, Any]:
+    return WEIGHTS | changes
+
+
+def opened(
+    folder: Path, parts: dict[str, Any], config: dict[str, Any] | None = None, **changes: Any
+) -> Checkpoint:
+    """A checkpoint whose only quantized layers are those of `parts`, in one group."""
+    names = sorted({key.rpartition(".")[0] for key in parts})
+    one = group(names, weights(**changes))
+    return open_checkpoint(ct_folder(folder, config or llama_config(), parts, [one]))
+
+
+def wanted(codes: np.ndarray, zeros: np.ndarray | None, scales: np.ndarray, size: int) -> np.ndarray:
+    at = np.arange(codes.shape[1]) // size
+    zero = 0 if zeros is None else zeros[:, at]
+    return (codes - zero).astype(np.float32) * scales.astype(np.float32)[:, at]
+
+
+def dequantized(checkpoint: Checkpoint, layer: str) -> np.ndarray:
+    return checkpoint.quantized(layer).dequantize().numpy()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_both_storages(tmp_path: Path, storage: str, symmetric: bool, bits: int) -> None:
+    """Cases 7 and 8: the same numbers from words and from bytes; scales keep their sign."""
+    codes, zeros, scales = signed_layer((64, 96), 3, bits=bits)
+    zero = None if symmetric else zeros
+    more = {"bits": bits} if storage == "packed" else {}
+    parts = STORAGES[storage](DOWN_PROJ, codes, zero, scales, **more)
+    checkpoint = opened(tmp_path, parts, num_bits=bits, symmetric=symmetric)
+    assert checkpoint.warnings == []
+    found = checkpoint.quantized(DOWN_PROJ)
+    assert isinstance(found, QuantTensor)
+    assert found.scheme == checkpoint.layers[DOWN_PROJ].scheme
+    assert (found.bits, found.group_size) == (bits, 32)
+    np.testing.assert_array_equal(found.codes.numpy().astype(int) - 2 ** (bits - 1), codes)
+    np.testing.assert_array_equal(found.dequantize().numpy(), wanted(codes, zero, scales, 32))
+
+
+def test_the_words_of_the_format_description(tmp_path: Path) -> None:
+    codes = np.array([[(3 * n + 5 * k) % 16 - 8 for k in range(64)] for n in range(64)])
+    scales = np.full((64, 2), 0.5, np.float32)
+    parts = packed_parts(Q_PROJ, codes, None, scales)
+    first = [int(word) & 0xFFFFFFFF for word in parts[f"{Q_PROJ}.weight_packed"][:8, 0]]
+    assert [f"{word:08x}" for word in first[:3]] == ["3e94fa50", "61c72d83", "94fa50b6"]
+    np.testing.assert_array_equal(dequantized(opened(tmp_path, parts), Q_PROJ)[0, :4], [-4.0, -1.5, 1.0, 3.5])
+
+
+def test_the_same_weight_in_every_format(tmp_path: Path) -> None:
+    """Case 66: GPTQ and both storages of compressed-tensors give one and the same weight."""
+    codes, zeros, scales = signed_layer((64, 64), 2)
+    half = scales.astype(np.float16)
+    parts = gptq_parts(Q_PROJ, codes + 8, zeros + 8, half)
+    gptq = open_checkpoint(gptq_folder(tmp_path / "gptq", llama_config(), parts, dynamic={}))
+    first = gptq.quantized(Q_PROJ)
+    for storage, make in STORAGES.items():
+        parts = make(Q_PROJ, codes, zeros, half)
+        assert opened(tmp_path / storage, parts, symmetric=False).quantized(Q_PROJ).same_values(first)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "size"),
+    [
+        (96, 64, 64),  # case 29: a last group that is shorter
+        (416, 64, 32),  # case 15: an odd number of groups
+        (100, 64, 32),  # case 36: K fills neither words nor groups
+        (132, 64, 128),  # case 34
+        (96, 40, 32),  # case 32
+        (96, 20, 32),
+        (1024, 8, 16),
+        (1024, 8, 256),
+        (1024, 8, 512),
+        (1024, 8, 1024),
+    ],
+)
+def test_odd_shapes(tmp_path: Path, storage: str, inputs: int, outputs: int, size: int) -> None:
+    config = llama_config(intermediate_size=inputs, hidden_size=outputs, head_dim=16)
+    codes, zeros, scales = signed_layer((outputs, inputs), -(-inputs // size))
+    parts = STORAGES[storage](DOWN_PROJ, codes, zeros, scales)
+    if storage == "packed" and inputs % 8:  # whatever pads a row must not count
+        words = parts[f"{DOWN_PROJ}.weight_packed"].view(np.uint32)
+        words[:, -1] |= np.uint32(0xFFFFFFFF << (4 * (inputs % 8)) & 0xFFFFFFFF)
+    checkpoint = opened(tmp_path, parts, config, group_size=size, symmetric=False)
+    scheme = checkpoint.layers[DOWN_PROJ].scheme
+    assert scheme is not None
+    assert scheme.channelwise == (size == inputs)
+    found = dequantized(checkpoint, DOWN_PROJ)
+    np.testing.assert_array_equal(found, wanted(codes, zeros, scales, size))
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128, 256, 512, 1024, None])
+def test_group_sizes(tmp_path: Path, size: int | None) -> None:
+    """Case 37: codes 2, zero points 3, scales 0.5 make every weight -0.5."""
+    config = llama_config(intermediate_size=2048)
+    groups = 1 if size is None else 2048 // size
+    codes, zeros = np.full((64, 2048), 2), np.full((64, groups), 3)
+    parts = packed_parts(DOWN_PROJ, codes, zeros, np.full((64, groups), 0.5, np.float32))
+    strategy = {"strategy": "channel", "group_size": None} if size is None else {"group_size": size}
+    checkpoint = opened(tmp_path, parts, config, symmetric=False, **strategy)
+    assert (dequantized(checkpoint, DOWN_PROJ) == -0.5).all()
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    ("said", "stored", "block"),
+    [
+        ({"strategy": "tensor", "group_size": None}, (1,), (64, 96)),
+        ({"strategy": "tensor", "group_size": None}, (), (64, 96)),
+        ({"strategy": "channel", "group_size": -1}, (64, 1), (1, 96)),
+        ({"strategy": None, "group_size": -1}, (64,), (1, 96)),
+        ({"strategy": None, "group_size": 32}, (64, 3), (1, 32)),
+        ({"strategy": "block", "group_size": None, "block_structure": [16, 32]}, (4, 3), (16, 32)),
+        ({"strategy": "block", "group_size": None, "block_structure": "24x64"}, (3, 2), (24, 64)),
+    ],
+)
+def test_strategies(
+    tmp_path: Path, storage: str, said: dict[str, Any], stored: tuple[int, ...], block: tuple[int, int]
+) -> None:
+    codes, _, _ = signed_layer((64, 96), 1)
+    grid = (-(-64 // block[0]), -(-96 // block[1]))
+    scales = np.random.default_rng(3).uniform(0.01, 1, grid).astype(np.float32)
+    parts = STORAGES[storage](DOWN_PROJ, codes, None, scales.reshape(stored))
+    checkpoint = opened(tmp_path, parts, **said)
+    assert checkpoint.warnings == []
+    np.testing.assert_array_equal(
+        dequantized(checkpoint, DOWN_PROJ), codes.astype(np.float32) * spread(scales, (64, 96), block)
+    )
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("actorder", ["group", "dynamic", True])
+def test_activation_order(tmp_path: Path, storage: str, actorder: object) -> None:
+    codes, zeros, scales = signed_layer((64, 96), 3)
+    order = np.random.default_rng(5).permutation(np.arange(96) // 32)
+    parts = STORAGES[storage](DOWN_PROJ, codes, zeros, scales)
+    parts[f"{DOWN_PROJ}.weight_g_idx"] = order.astype(np.int32)
+    checkpoint = opened(tmp_path, parts, symmetric=False, actorder=actorder)
+    assert checkpoint.warnings == []
+    scheme = checkpoint.layers[DOWN_PROJ].scheme
+    assert scheme is not None and scheme.act_order
+    expected = (codes - zeros[:, order]).astype(np.float32) * scales[:, order]
+    np.testing.assert_array_equal(dequantized(checkpoint, DOWN_PROJ), expected)
+    found = checkpoint.permutation(DOWN_PROJ)
+    np.testing.assert_array_equal(found, np.argsort(order, kind="stable"))
+
+
+@pytest.mark.parametrize("actorder", ["static", "weight", False, None])
+@pytest.mark.parametrize("index", [None, np.full(96, -1, np.int32), (np.arange(96) // 32).astype(np.int32)])
+def test_orders_that_leave_inputs_where_they_are(
+    tmp_path: Path, actorder: object, index: np.ndarray | None
+) -> None:
+    codes, _, scales = signed_layer((64, 96), 3)
+    parts = packed_parts(DOWN_PROJ, codes, None, scales)
+    if index is not None:
+        parts[f"{DOWN_PROJ}.weight_g_idx"] = index
+    checkpoint = opened(tmp_path, parts, actorder=actorder)
+    assert checkpoint.permutation(DOWN_PROJ) is None and checkpoint.warnings == []
+    np.testing.assert_array_equal(dequantized(checkpoint, DOWN_PROJ), wanted(codes, None, scales, 32))
+
+
+def test_an_order_that_the_configuration_does_not_know_of(tmp_path: Path) -> None:
+    codes, _, scales = signed_layer((64, 96), 3)
+    parts = packed_parts(DOWN_PROJ, codes, None, scales)
+    parts[f"{DOWN_PROJ}.weight_g_idx"] = (np.arange(96) % 3).astype(np.int32)
+    checkpoint = opened(tmp_path, parts)
+    assert checkpoint.permutation(DOWN_PROJ) is not None
+    (warning,) = checkpoint.warnings
+    assert "activation order" in warning and DOWN_PROJ in warning
+
+
+def test_zero_points_of_the_other_storage(tmp_path: Path) -> None:
+    """Case 14: words beside bytes and bytes beside words."""
+    codes, zeros, scales = signed_layer((64, 96), 3)
+    loose, tight = int_parts(DOWN_PROJ, codes, zeros, scales), packed_parts(DOWN_PROJ, codes, zeros, scales)
+    key = f"{DOWN_PROJ}.weight_zero_point"
+    for index, parts in enumerate((loose | {key: tight[key]}, tight | {key: loose[key]})):
+        checkpoint = opened(tmp_path / str(index), parts, symmetric=False)
+        np.testing.assert_array_equal(dequantized(checkpoint, DOWN_PROJ), wanted(codes, zeros, scales, 32))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.int64, np.uint8])
+def test_zero_points_of_no_storage_name_both(tmp_path: Path, dtype: type) -> None:
+    codes, zeros, scales = signed_layer((64, 96), 3)
+    parts = packed_parts(DOWN_PROJ, codes, zeros, scales)
+    parts[f"{DOWN_PROJ}.weight_zero_point"] = (zeros & 7).astype(dtype)
+    with pytest.raises(CheckpointError, match="weight_zero_point") as error:
+        opened(tmp_path, parts, symmetric=False)
+    assert "int32 [8, 3]" in str(error.value) and "int8 [64, 3]" in str(error.value)
+
+
+def test_zero_points_against_the_configuration(tmp_path: Path) -> None:
+    """Case 76: zero points that are there count, whatever `symmetric` says; those that are missing are named."""
+    codes, zeros, scales = signed_layer((64, 96), 3)
+    checkpoint = opened(tmp_path / "a", int_parts(DOWN_PROJ, codes, zeros, scales), symmetric=True)
+    (warning,) = checkpoint.warnings
+    assert "symmetric = true" in warning and DOWN_PROJ in warning
+    np.testing.assert_array_equal(dequantized(checkpoint, DOWN_PROJ), wanted(codes, zeros, scales, 32))
+    neutral = int_parts(DOWN_PROJ, codes, np.zeros_like(zeros), scales)
+    checkpoint = opened(tmp_path / "b", neutral, symmetric=False)
+    scheme = checkpoint.layers[DOWN_PROJ].scheme
+    assert scheme is not None and scheme.zero is Zero.SYMMETRIC and checkpoint.warnings == []
+    with pytest.raises(CheckpointError, match=f"{DOWN_PROJ}.weight_zero_point is missing"):
+        opened(tmp_path / "c", int_parts(DOWN_PROJ, codes, None, scales), symmetric=False)
+
+
+def test_scales_of_16_bits_are_read_as_what_they_are(tmp_path: Path) -> None:
+    """Case 19."""
+    codes, _, scales = signed_layer((64, 96), 3)
+    narrow = torch.from_numpy(scales).to(torch.bfloat16)
+    parts: dict[str, Any] = packed_parts(DOWN_PROJ, codes, None, scales)
+    parts[f"{DOWN_PROJ}.weight_scale"] = narrow
+    found = opened(tmp_path, parts).quantized(DOWN_PROJ)
+    assert found.scale.dtype == torch.bfloat16
+    expected = wanted(codes, None, narrow.float().numpy(), 32)
+    np.testing.assert_array_equal(found.dequantize().numpy(), expected)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("bits", [1, 2, 3, 5, 6, 7])
+def test_other_widths_are_refused_by_name(tmp_path: Path, storage: str, bits: int) -> None:
+    """Case 9."""
+    codes, _, scales = signed_layer((64, 96), 3)
+    parts = STORAGES[storage](DOWN_PROJ, np.clip(codes, -1, 0), None, scales)
+    if storage == "packed":
+        parts[f"{DOWN_PROJ}.weight_packed"] = np.zeros((64, 3 * bits), np.int32)
+    refusal = opened(tmp_path, parts, num_bits=bits).layers[DOWN_PROJ].refusal
+    assert refusal is not None
+    assert refusal.layer == DOWN_PROJ
+    assert str(bits) in refusal.found and "4 or 8" in refusal.accepted
+
+
+@pytest.mark.parametrize("said", [{"type": "float"}, {"strategy": "token"}, {"strategy": "tensor_group"}])
+def test_kinds_of_weights_that_are_refused(tmp_path: Path, said: dict[str, Any]) -> None:
+    codes, _, scales = signed_layer((64, 96), 3)
+    layer = opened(tmp_path, packed_parts(DOWN_PROJ, codes, None, scales), **said).layers[DOWN_PROJ]
+    assert layer.scheme is None and layer.refusal is not None
+    assert layer.refusal.layer == DOWN_PROJ and "weights static" in layer.refusal.found
+
+
+def test_a_group_size_that_kernels_lack_can_become_float(tmp_path: Path) -> None:
+    codes, zeros, scales = signed_layer((64, 100), 5)
+    parts = packed_parts(DOWN_PROJ, codes, zeros, scales)
+    config = llama_config(intermediate_size=100)
+    checkpoint = opened(tmp_path, parts, config, group_size=20, symmetric=False)
+    refusal = checkpoint.layers[DOWN_PROJ].refusal
+    assert refusal is not None and "20" in refusal.found
+    np.testing.assert_array_equal(
+        checkpoint.float_tensor(f"{DOWN_PROJ}.weight").numpy(), wanted(codes, zeros, scales, 20)
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "text"),
+    [
+        ("weight_packed", np.zeros((64, 11), np.int32), r"\[64, 12\]"),
+        ("weight_packed", np.zeros((63, 12), np.int32), r"\[64, 12\]"),
+        ("weight_packed", np.zeros((64, 12), np.int64), "weights"),
+        ("weight_shape", np.array([64, 95]), r"\[64, 96\]"),
+        ("weight_shape", np.array([64]), r"\[2\]"),
+        ("weight_scale", np.zeros((64, 4), np.float32), r"\[64, 3\]"),
+        ("weight_scale", np.zeros((64, 3), np.int8), r"\[64, 3\]"),
+        ("weight_scale", np.zeros((3, 64), np.float32), r"\[64, 3\]"),
+        ("weight_zero_point", np.zeros((7, 3), np.int32), r"\[8, 3\]"),
+        ("weight_zero_point", np.zeros((64, 3, 1), np.int8), r"\[64, 3\]"),
+        ("weight_g_idx", np.zeros(95, np.int32), r"\[96\]"),
+        ("weight_g_idx", np.full(96, 3, np.int32), "3 to 3"),
+        ("weight_g_idx", np.append(np.zeros(95), -1).astype(np.int32), "-1 to 0"),
+        ("weight_g_idx", np.zeros(96, np.float32), r"\[96\]"),
+    ],
+)
+def test_tensors_that_do_not_fit(tmp_path: Path, part: str, value: np.ndarray, text: str) -> None:
+    parts = packed_parts(DOWN_PROJ, *signed_layer((64, 96), 3)) | {f"{DOWN_PROJ}.{part}": value}
+    if text == "weights":
+        refusal = opened(tmp_path, parts, symmetric=False).layers[DOWN_PROJ].refusal
+        assert refusal is not None and text in refusal.found
+        return
+    with pytest.raises(CheckpointError, match=text) as error:
+        opened(tmp_path, parts, symmetric=False)
+    assert f"{DOWN_PROJ}.{part}" in str(error.value)
+
+
+def test_groups_are_never_guessed_from_the_number_of_scales(tmp_path: Path) -> None:
+    """Case 24: 16 groups beside K = 512 and group_size 128."""
+    codes, _, scales = signed_layer((64, 512), 16)
+    with pytest.raises(CheckpointError, match=r"\[64, 4\]"):
+        opened(
+            tmp_path,
+            packed_parts(DOWN_PROJ, codes, None, scales),
+            llama_config(intermediate_size=512),
+            group_size=128,
+        )
+
+
+def test_values_that_are_no_codes(tmp_path: Path) -> None:
+    codes, _, scales = signed_layer((64, 96), 3)
+    parts = int_parts(DOWN_PROJ, codes, None, scales)
+    parts[f"{DOWN_PROJ}.weight"][5, 7] = 8
+    with pytest.raises(CheckpointError, match=f"{DOWN_PROJ}.weight") as error:
+        opened(tmp_path, parts).quantized(DOWN_PROJ)
+    assert "-8 to 7" in str(error.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_scales_that_are_no_numbers(tmp_path: Path, value: float) -> None:
+    codes, _, scales = signed_layer((64, 96), 3)
+    scales[3, 1] = value
+    with pytest.raises(CheckpointError, match=f"{DOWN_PROJ}.weight_scale"):
+        opened(tmp_path, packed_parts(DOWN_PROJ, codes, None, scales)).quantized(DOWN_PROJ)
+
+
+def test_a_float_weight_beside_a_packed_one(tmp_path: Path) -> None:
+    codes, _, scales = signed_layer((64, 96), 3)
+    parts = packed_parts(DOWN_PROJ, codes, None, scales)
+    parts[f"{DOWN_PROJ}.weight"] = np.zeros((64, 96), np.float16)
+    with pytest.raises(CheckpointError, match="nothing says which counts"):
+        opened(tmp_path, parts)
+
+
+# ---------------------------------------------------------------- e4m3 weights
+
+
+def fp8_parts(
+    name: str, shape: tuple[int, int], grid: tuple[int, ...]
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """A layer of e4m3 weights and a scale for each block, and the weights' own values."""
+    random = np.random.default_rng(7)
+    values = torch.from_numpy(random.normal(size=shape).astype(np.float32) * 20).to(torch.float8_e4m3fn)
+    scales = random.uniform(0.01, 1, grid).astype(np.float32)
+    return {f"{name}.weight": values, f"{name}.weight_scale": scales}, values.float()
+
+
+@pytest.mark.parametrize(
+    ("said", "grid", "block"),
+    [
+        ({"strategy": "tensor"}, (1,), (64, 96)),
+        ({"strategy": "tensor"}, (), (64, 96)),
+        ({"strategy": "channel"}, (64, 1), (1, 96)),
+        ({"strategy": "group", "group_size": 32}, (64, 3), (1, 32)),
+        ({"strategy": "block", "block_structure": [24, 40]}, (3, 3), (24, 40)),
+        ({"strategy": "block", "block_structure": "128x128"}, (1, 1), (128, 128)),
+    ],
+)
+def test_e4m3_strategies(
+    tmp_path: Path, said: dict[str, Any], grid: tuple[int, ...], block: tuple[int, int]
+) -> None:
+    parts, values = fp8_parts(DOWN_PROJ, (64, 96), grid)
+    one = group([DOWN_PROJ], {"num_bits": 8, "type": "float", "symmetric": True} | said)
+    checkpoint = open_checkpoint(ct_folder(tmp_path, llama_config(), parts, [one], format="float-quantized"))
+    assert checkpoint.warnings == []
+    found = checkpoint.quantized(DOWN_PROJ)
+    assert isinstance(found, Fp8Tensor)
+    assert found.scheme == checkpoint.layers[DOWN_PROJ].scheme
+    scales = parts[f"{DOWN_PROJ}.weight_scale"].reshape(-(-64 // block[0]), -(-96 // block[1]))
+    np.testing.assert_array_equal(
+        found.dequantize().numpy(), values.numpy() * spread(scales, (64, 96), block)
+    )
+
+
+def test_e4m3_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    parts, _ = fp8_parts(DOWN_PROJ, (64, 96), (64, 1))
+    parts[f"{DOWN_PROJ}.weight"].view(torch.uint8)[3, 4] = 0xFF
+    said = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    folder = ct_folder(tmp_path, llama_config(), parts, [group([DOWN_PROJ], said)])
+    with pytest.raises(CheckpointError, match=f"{DOWN_PROJ}.weight") as error:
+        open_checkpoint(folder).quantized(DOWN_PROJ)
+    assert "1 NaN" in str(error.value)
+
+
+def test_e4m3_blocks_that_no_kernel_has(tmp_path: Path) -> None:
+    parts, values = fp8_parts(DOWN_PROJ, (64, 96), (2, 8))
+    said = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [32, 12]}
+    checkpoint = open_checkpoint(ct_folder(tmp_path, llama_config(), parts, [group([DOWN_PROJ], said)]))
+    refusal = checkpoint.layers[DOWN_PROJ].refusal
+    assert refusal is not None and "12 inputs" in refusal.found
+    scales = spread(parts[f"{DOWN_PROJ}.weight_scale"], (64, 96), (32, 12))
+    np.testing.assert_array_equal(
+        checkpoint.float_tensor(f"{DOWN_PROJ}.weight").numpy(), values.numpy() * scales
+    )
+
+
+# ---------------------------------------------------------------- activations
+
+
+def layer_asking(folder: Path, asked: dict[str, Any] | None, fp8: bool = False) -> Checkpoint:
+    if fp8:
+        parts, _ = fp8_parts(DOWN_PROJ, (64, 96), (4, 3))
+        said = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 32]}
+    else:
+        parts, said = packed_parts(DOWN_PROJ, *_symmetric((64, 96), 3)), WEIGHTS
+    return open_checkpoint(
+        ct_folder(folder, llama_config(), parts, [group([DOWN_PROJ], said, input_activations=asked)])
+    )
+
+
+def _symmetric(shape: tuple[int, int], groups: int) -> tuple[np.ndarray, None, np.ndarray]:
+    codes, _, scales = signed_layer(shape, groups)
+    return codes, None, scales
+
+
+GROUPED = {"strategy": "group", "group_size": 32}
+
+
+@pytest.mark.parametrize(
+    ("asked", "fp8", "activations", "notes"),
+    [
+        (None, False, Activations.NONE, []),
+        (INT8, False, Activations.INT8, []),
+        (FP8, False, Activations.FP8, []),
+        (INT8 | {"strategy": None}, False, Activations.INT8, []),
+        (INT8 | {"symmetric": False}, False, Activations.INT8, ["zero points"]),
+        (INT8 | {"strategy": "tensor"}, False, Activations.INT8, ["per tensor"]),
+        (FP8 | {"strategy": "tensor", "dynamic": False}, False, Activations.FP8, ["static"]),
+        (None, True, Activations.NONE, []),
+        (FP8 | GROUPED, True, Activations.FP8, []),
+        (FP8, True, Activations.FP8, ["per token"]),
+        (FP8 | {"strategy": "tensor", "dynamic": False}, True, Activations.FP8, ["static"]),
+    ],
+)
+def test_activations(
+    tmp_path: Path, asked: dict[str, Any] | None, fp8: bool, activations: Activations, notes: list[str]
+) -> None:
+    checkpoint = layer_asking(tmp_path, asked, fp8)
+    layer = checkpoint.layers[DOWN_PROJ]
+    assert layer.scheme is not None and layer.refused_activations is None
+    assert layer.activations is activations
+    assert len(checkpoint.warnings) == len(notes)
+    for warning, note in zip(checkpoint.warnings, notes, strict=True):
+        assert note in warning and DOWN_PROJ in warning
+
+
+@pytest.mark.parametrize(
+    ("asked", "fp8"),
+    [
+        (INT8 | {"num_bits": 4}, False),
+        (INT8 | {"strategy": "group", "group_size": 32}, False),
+        (FP8 | {"dynamic": "local", "strategy": "tensor_group", "group_size": 16, "num_bits": 4}, False),
+        (FP8 | {"strategy": "group", "group_size": 64}, True),
+    ],
+)
+def test_activations_that_no_operator_computes(tmp_path: Path, asked: dict[str, Any], fp8: bool) -> None:
+    layer = layer_asking(tmp_path, asked, fp8).layers[DOWN_PROJ]
+    assert layer.scheme is not None and layer.activations is Activations.NONE
+    assert layer.refused_activations is not None
+    assert layer.refused_activations.layer == DOWN_PROJ and "activations" in layer.refused_activations.found
+
+
+def test_static_scales_are_used_up(tmp_path: Path) -> None:
+    """Case 28: scales of inputs are dropped on purpose, and nothing else of the file goes unread."""
+    parts = packed_parts(DOWN_PROJ, *_symmetric((64, 96), 3))
+    parts[f"{DOWN_PROJ}.input_scale"] = np.array([0.5], np.float32)
+    parts[f"{DOWN_PROJ}.input_zero_point"] = np.array([0], np.int8)
+    one = group([DOWN_PROJ], input_activations=INT8 | {"dynamic": False, "strategy": "tensor"})
+    (warning,) = open_checkpoint(ct_folder(tmp_path, llama_config(), parts, [one])).warnings
+    assert "static input scales" in warning
+
+
+def test_mixed_schemes_in_one_file(tmp_path: Path) -> None:
+    """Case 63: each group has its own width, storage, activations and format."""
+    eight = signed_layer((32, 64), 1, bits=8)
+    fp8, values = fp8_parts(DOWN_PROJ, (64, 96), (64, 1))
+    parts = packed_parts(Q_PROJ, *_symmetric((64, 64), 2)) | int_parts(K_PROJ, eight[0], None, eight[2]) | fp8
+    groups = [
+        group(["re:.*q_proj"], format="pack-quantized"),
+        group(
+            [K_PROJ], weights(num_bits=8, strategy="channel", group_size=None), input_activations=INT8,
+            format="int-quantized",
+        ),
+        group(
+            ["re:.*down_proj$"], {"num_bits": 8, "type": "float", "strategy": "channel"}, input_activations=FP8,
+            format="float-quantized",
+        ),
+    ]  # fmt: skip
+    folder = ct_folder(tmp_path, llama_config(), parts, groups, format="mixed-precision")
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.format == "compressed-tensors mixed-precision"
+    assert checkpoint.warnings == []
+    found = {name: (str(layer.scheme), layer.activations.value) for name, layer in checkpoint.layers.items()}
+    assert found[Q_PROJ] == ("int4 symmetric, group 32, f32 scales", "none")
+    assert found[K_PROJ] == ("int8 symmetric, channelwise, f32 scales", "int8")
+    assert found[DOWN_PROJ] == ("e4m3, blocks of 1x96, f32 scales", "fp8")
+    np.testing.assert_array_equal(dequantized(checkpoint, K_PROJ), wanted(eight[0], None, eight[2], 64))
+    np.testing.assert_array_equal(
+        dequantized(checkpoint, DOWN_PROJ), values.numpy() * fp8[f"{DOWN_PROJ}.weight_scale"]
+    )
