@@ -163,8 +163,8 @@ def meta_model(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> An
     return model.eval()
 
 
-def architecture_of(config: dict[str, Any]) -> Architecture:
-    """The layers and parameters of the model that a `checked_config` leads to.
+def built_architecture(config: dict[str, Any]) -> Architecture:
+    """The layers and parameters of the model that transformers builds for a `checked_config`.
 
     Raises:
         CheckpointError: see `meta_model`.

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from halfbyte.checkpoints.architecture import Architecture, architecture_of, checked_config
+from halfbyte.checkpoints.architecture import Architecture, checked_config
 from halfbyte.checkpoints.checkpoint import FloatInfo, LayerInfo
+from halfbyte.checkpoints.decoder_shapes import architecture_of
 from halfbyte.checkpoints.float_parameters import (
     EMBEDDING,
     HEAD,
@@ -41,6 +42,7 @@ class ModelFolder:
         tensors: headers of all tensors.
         architecture: layers and parameters of the model.
         quantization: the quantization configuration, if there is one.
+        glance: only its headers are asked for; readers may take a few of its small tensors for all of them.
         warnings: gathered for the checkpoint.
     """
 
@@ -49,6 +51,7 @@ class ModelFolder:
     tensors: SafetensorsFolder
     architecture: Architecture
     quantization: QuantizationConfig | None
+    glance: bool = False
     warnings: list[str] = field(default_factory=list)
 
     def float_parts(
@@ -104,7 +107,7 @@ class ModelFolder:
             self.warnings.append(f"tensors that no parameter of the model uses: {shown}{more}")
 
 
-def open_folder(folder: Path) -> ModelFolder:
+def open_folder(folder: Path, *, glance: bool = False) -> ModelFolder:
     """Reads configuration and headers of a folder with config.json and safetensors.
 
     Raises:
@@ -122,7 +125,7 @@ def open_folder(folder: Path) -> ModelFolder:
     quantization = find_quantization_config(folder, raw)
     config = checked_config(raw, "config.json")
     tensors = SafetensorsFolder(folder)
-    return ModelFolder(folder, config, tensors, architecture_of(config), quantization)
+    return ModelFolder(folder, config, tensors, architecture_of(config), quantization, glance)
 
 
 def refuse_both(layer: str, folder: ModelFolder, part: str) -> None:

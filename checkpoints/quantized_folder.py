@@ -120,7 +120,7 @@ def _info(layer: StoredLayer, folder: ModelFolder) -> LayerInfo:
     if (why := layer.why_refused()) is not None:
         refusal = Refusal(layer.name, *why, "quantize the layer anew, or compile with --on-unsupported float")
         if not layer.readable:
-            refusal = Refusal(layer.name, *why, "quantize the layer anew with 4 or 8 bits")
+            refusal = Refusal(layer.name, *why, f"quantize the layer anew with {why[1]}")
     return LayerInfo(
         layer.name,
         layer.shape,

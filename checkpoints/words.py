@@ -1,4 +1,4 @@
-"""Words of 32 bits that hold several codes, lowest bits first (GPTQ and compressed-tensors)."""
+"""Words of 32 bits that hold several codes, lowest bits first (GPTQ, AWQ and compressed-tensors)."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def _kernels(
     target: CpuTarget, members: Sequence[LayerInfo], dtype: str, options: Mapping[str, Any]
 ) -> Linear | Fp8Linear:
     """The kernels that compute a layer merged from these members."""
-    from halfbyte.compile_model import choose_activations
+    from halfbyte.layer_activations import LayerActivations
     from halfbyte.lowering.kernels.linear import Linear
     from halfbyte.lowering.layout import Packing
     from halfbyte.passes.scheme import Activations, Fp8Scheme
@@ -203,7 +203,7 @@ def _kernels(
     inputs, scheme, activations = (
         first.shape[1],
         first.scheme,
-        choose_activations(first, options["activations"]),
+        LayerActivations.of(options).choose(first),
     )
     outputs = sum(member.shape[0] for member in members)
     assert scheme is not None

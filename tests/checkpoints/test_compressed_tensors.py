@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_checkpoints import DOWN_PROJ, K_PROJ, Q_PROJ, gptq_folder, gptq_parts, llama_config
+from made_checkpoints import DOWN_PROJ, K_PROJ, Q_PROJ, gptq_parts, llama_config, packed_folder
 from made_compressed_tensors import (
     FP8,
     INT8,
@@ -85,7 +85,7 @@ def test_the_same_weight_in_every_format(tmp_path: Path) -> None:
     codes, zeros, scales = signed_layer((64, 64), 2)
     half = scales.astype(np.float16)
     parts = gptq_parts(Q_PROJ, codes + 8, zeros + 8, half)
-    gptq = open_checkpoint(gptq_folder(tmp_path / "gptq", llama_config(), parts, dynamic={}))
+    gptq = open_checkpoint(packed_folder(tmp_path / "gptq", llama_config(), parts, dynamic={}))
     first = gptq.quantized(Q_PROJ)
     for storage, make in STORAGES.items():
         parts = make(Q_PROJ, codes, zeros, half)

@@ -15,7 +15,7 @@ import pytest
 
 import halfbyte
 
-# Checkpoints made by hand.
+# For the modules that make checkpoints.
 sys.path.insert(0, str(Path(__file__).parent.parent / "checkpoints"))
 
 Compile = Callable[..., Path]
