@@ -2,9 +2,10 @@
 
     python benchmarks/limits.py [--json limits.json]
 
-Prints and writes {"isa", "dot_gmacs", "fma_gmacs", "read_gbs": {"2": ..., "8": ..., "256": ...}} (sizes in MiB).
-Kernels are judged against these: W4A8 against dot_gmacs, P digit planes against dot_gmacs / P, one token against
-read_gbs.
+Prints and writes {"isa", "dot_gmacs", "tile_gmacs", "bf16_gmacs", "bf16_tile_gmacs", "fma_gmacs", "read_gbs": {"2": ...
+"8": ..., "256": ...}} (sizes in MiB); null where the CPU has no such unit. Tiles are AMX. Kernels are judged against
+these: W4A8 against dot_gmacs and tile_gmacs, P digit planes against a P-th of them, e4m3 weights against the bf16
+units, one token against read_gbs.
 """
 
 from __future__ import annotations
@@ -21,23 +22,33 @@ import numpy as np
 from interleave import pin, time_calls
 
 from halfbyte.lowering.compiler import compile_module
+from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.runtime.huge_pages import HugePages
 
 _SIZES = (2, 8, 32, 256)
 # Instruction set -> int32 lanes, the dot instruction that sets its limit.
-_DOT = {"avx512vnni": (16, "vnni"), "avxvnni": (8, "vnni"), "dotprod": (4, "sdot")}
+_DOT = {"amx": (16, "vnni"), "avx512vnni": (16, "vnni"), "avxvnni": (8, "vnni"), "dotprod": (4, "sdot")}
 
 
 def measure(seconds: float = 0.3) -> dict[str, Any]:
     """The limits of the core this runs on."""
     target = CpuTarget.named("host")
+    unit = FloatUnit.of(target.features)
     lanes, dot = _DOT.get(target.isa.name, (target.isa.lanes, "none"))
+    units = {"tile": target.isa.tiles, "bf16_tile": unit is FloatUnit.TILES}
+    tiles = [name for name, has in units.items() if has]
     accumulators = 16 if lanes == 16 else 12
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment = jinja2.Environment(loader=loader, block_start_string="{!", block_end_string="!}")
     text = environment.get_template("limits.mlir.j2").render(
-        lanes=lanes, dot=dot, accumulators=accumulators, sizes=_SIZES
+        lanes=lanes,
+        dot=dot,
+        accumulators=accumulators,
+        sizes=_SIZES,
+        bf16=unit.pairs,
+        tiles=tiles,
+        loops=[f"{kind}_multiply" for kind in tiles],
     )
     program, _ = compile_module(text, target.flags)
     config = rt.Config("local-sync")
@@ -63,11 +74,16 @@ def measure(seconds: float = 0.3) -> dict[str, Any]:
 
     seed, rounds = np.arange(1024, dtype=np.int8), 200_000
     count = np.array([rounds], np.int32)
-    found: dict[str, Any] = {"isa": target.isa.name, "dot_gmacs": None}
-    if dot != "none":
-        found["dot_gmacs"] = round(
-            rounds * accumulators * lanes * 4 / best("multiply_rounds", seed, count) / 1e9, 1
-        )
+    # name in the result -> loop, multiply-adds of one of its instructions
+    loops = {
+        "dot_gmacs": ("multiply", lanes * 4 * accumulators if dot != "none" else 0),
+        "tile_gmacs": ("tile_multiply", 16 * 16 * 64 * 4 if target.isa.tiles else 0),
+        "bf16_gmacs": ("bf16_multiply", 32 * accumulators if unit.pairs else 0),
+        "bf16_tile_gmacs": ("bf16_tile_multiply", 16 * 16 * 32 * 4 if unit is FloatUnit.TILES else 0),
+    }
+    found: dict[str, Any] = {"isa": target.isa.name}
+    for name, (loop, macs) in loops.items():
+        found[name] = round(rounds * macs / best(f"{loop}_rounds", seed, count) / 1e9, 1) if macs else None
     found["fma_gmacs"] = round(rounds * accumulators * lanes / best("fuse_rounds", seed, count) / 1e9, 1)
     found["read_gbs"] = {
         str(size): round((size << 20) / best(f"read_{size}", np.array([size << 20], np.int32)) / 1e9, 1)

@@ -128,8 +128,17 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-# Passes over the dot product datapath that a mode takes, and bytes of a weight.
-_PASSES = {"w4a8": (1, 0.5), "w8a8": (1, 1.0), "w4a16": (3, 0.5), "w4a16bf16": (2, 0.5), "w4afp8": (3, 0.5)}
+# The units that a mode can run on, its passes over them, and bytes of a weight.
+_INT8, _BF16 = ("dot_gmacs", "tile_gmacs"), ("fma_gmacs", "bf16_gmacs", "bf16_tile_gmacs")
+_NEEDS: dict[str, tuple[tuple[str, ...], int, float]] = {
+    "w4a8": (_INT8, 1, 0.5),
+    "w8a8": (_INT8, 1, 1.0),
+    "w4a16": (_INT8, 3, 0.5),
+    "w4a16bf16": (_INT8, 2, 0.5),
+    "w4afp8": (_INT8, 3, 0.5),
+    "fp8": (_BF16, 1, 1.0),
+    "fp8a16": (_BF16, 1, 1.0),
+}
 
 
 def limits_of_this_machine() -> dict[str, Any]:
@@ -144,13 +153,16 @@ def limits_of_this_machine() -> dict[str, Any]:
 
 def of_limit(row: dict[str, Any], limits: dict[str, Any] | None) -> float | None:
     """The share of what halfbyte's kernels could do at best: the later of arithmetic and reading the weights."""
-    if limits is None or row["peer"] != "halfbyte" or row["threads"] != 1 or limits["dot_gmacs"] is None:
+    if limits is None or row["peer"] != "halfbyte" or row["threads"] != 1:
         return None
-    passes, weight_bytes = _PASSES[row["mode"]]
+    units, passes, weight_bytes = _NEEDS[row["mode"]]
+    best = max(limits[unit] or 0 for unit in units)
+    if not best:
+        return None
     size = row["k"] * row["n"] * (weight_bytes + 2 / row["group"])
     reads = {int(mib): rate for mib, rate in limits["read_gbs"].items()}
     nearest = min(reads, key=lambda mib: abs(mib * 2**20 - (_COLD_BYTES if row["cold"] else size)))
-    arithmetic = row["m"] * row["k"] * row["n"] * passes / limits["dot_gmacs"] / 1e3
+    arithmetic = row["m"] * row["k"] * row["n"] * passes / best / 1e3
     return round(max(arithmetic, size / reads[nearest] / 1e3) / row["us"], 3)
 
 

@@ -8,7 +8,21 @@ from typing import Any
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 900, 560, 70, 200, 30, 60
 _COLORS = ("#0b6e4f", "#c84630", "#3a5a9b", "#8b5fbf", "#b8860b", "#444444")
-_MODES = ("w4a8", "w8a8", "w4a16bf16", "w4a16", "w4afp8")
+_MODES = ("w4a8", "w8a8", "w4a16bf16", "w4a16", "w4afp8", "fp8", "fp8a16")
+
+
+# A roof of `limits.measure` -> its name in the picture.
+_UNITS = {
+    "tile_gmacs": "int8 tiles",
+    "bf16_tile_gmacs": "bf16 tiles",
+    "dot_gmacs": "int8 dot",
+    "fma_gmacs": "f32 FMA",
+    "bf16_gmacs": "bf16 dot",
+}
+
+
+def _top(limits: dict[str, Any]) -> float:
+    return max(limits[unit] or 0.0 for unit in _UNITS)
 
 
 class _Axes:
@@ -16,7 +30,7 @@ class _Axes:
 
     def __init__(self, rows: list[dict[str, Any]], limits: dict[str, Any]) -> None:
         across = [intensity(row) for row in rows]
-        up = [row["gmacs"] for row in rows] + [limits["dot_gmacs"] or limits["fma_gmacs"]]
+        up = [row["gmacs"] for row in rows] + [_top(limits)]
         self.x0, self.x1 = math.log10(min(across)) - 0.2, math.log10(max(across)) + 0.2
         self.y0, self.y1 = math.log10(min(up)) - 0.2, math.log10(max(up)) + 0.2
 
@@ -31,7 +45,7 @@ class _Axes:
 
 def intensity(row: dict[str, Any]) -> float:
     """Multiply-adds per byte of the int4 (or int8) weights."""
-    weight_bytes = 1.0 if row["mode"] == "w8a8" else 0.5
+    weight_bytes = 1.0 if row["mode"] in ("w8a8", "fp8", "fp8a16") else 0.5
     return float(row["m"] / (weight_bytes + 2 / row["group"]))
 
 
@@ -82,15 +96,17 @@ def _grid(axes: _Axes) -> list[str]:
 def _roofs(axes: _Axes, limits: dict[str, Any]) -> list[str]:
     out = []
     right = 10**axes.x1
-    top = limits["dot_gmacs"] or limits["fma_gmacs"]
-    for passes, name in ((1, "int8 dot"), (2, "two planes"), (3, "three planes")):
-        y = axes.y(top / passes)
+    top = _top(limits)
+    for unit, name in _UNITS.items():
+        if not limits[unit]:
+            continue
+        y = axes.y(limits[unit])
         out.append(
             f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" '
             'stroke="#888" stroke-dasharray="6 3"/>'
         )
         out.append(
-            f'<text x="{_WIDTH - _RIGHT + 4}" y="{y + 4:.1f}">{name}: {top / passes:.0f} GMAC/s</text>'
+            f'<text x="{_WIDTH - _RIGHT + 4}" y="{y + 4:.1f}">{name}: {limits[unit]:.0f} GMAC/s</text>'
         )
     for size, rate in limits["read_gbs"].items():
         start = max(10**axes.x0, 10**axes.y0 / rate)
@@ -109,6 +125,8 @@ def _mark(mode: str, x: float, y: float, color: str, cold: bool) -> str:
         "w8a8": f"M{x - 5:.1f},{y - 5:.1f}h10v10h-10z",
         "w4a16": f"M{x:.1f},{y - 6:.1f}l6,11h-12z",
         "w4a16bf16": f"M{x:.1f},{y + 6:.1f}l6,-11h-12z",
+        "fp8": f"M{x - 6:.1f},{y:.1f}l6,-6l6,6l-12,0z",
+        "fp8a16": f"M{x - 6:.1f},{y:.1f}l6,6l6,-6l-12,0z",
         "w4afp8": f"M{x:.1f},{y - 6:.1f}l6,6l-6,6l-6,-6z",
     }
     fill = "white" if cold else color

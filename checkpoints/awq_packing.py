@@ -14,6 +14,7 @@ from halfbyte.checkpoints.words import fields, words_for
 
 # Output 8c + j stands in field _FIELD[j] of word c.
 _FIELD = (0, 4, 1, 5, 2, 6, 3, 7)
+_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ class AwqPacking:
 
 def _outputs(words: torch.Tensor, outputs: int) -> torch.Tensor:
     """int32 [R, C] -> uint8 [N, R]."""
-    rows = len(words)
-    ordered = fields(words.contiguous(), 4).reshape(rows, -1, 8)[:, :, list(_FIELD)]
-    return ordered.reshape(rows, -1)[:, :outputs].t().contiguous()
+    columns = torch.empty((outputs, len(words)), dtype=torch.uint8)
+    for start in range(0, len(words), _ROWS):  # in parts, so that memory holds little beside the result
+        part = words[start : start + _ROWS].contiguous()
+        ordered = fields(part, 4).reshape(len(part), -1, 8)[:, :, list(_FIELD)]
+        columns[:, start : start + _ROWS] = ordered.reshape(len(part), -1)[:, :outputs].t()
+    return columns

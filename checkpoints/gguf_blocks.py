@@ -127,6 +127,6 @@ def _dequantized(raw: torch.Tensor, kind: str, number: int) -> torch.Tensor:
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    return torch.from_numpy(
-        np.ascontiguousarray(dequantize(raw.numpy(), GGMLQuantizationType(number)), np.float32)
-    )
+    with np.errstate(all="ignore"):  # the caller looks for what is not finite
+        values = dequantize(raw.numpy(), GGMLQuantizationType(number))
+    return torch.from_numpy(np.ascontiguousarray(values, np.float32))

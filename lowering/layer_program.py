@@ -30,11 +30,11 @@ class ArchivedLayer:
 
     @property
     def outputs(self) -> int:
-        return self.linear.outputs if isinstance(self.linear, Fp8Linear) else self.linear.packing.outputs
+        return self.linear.outputs
 
     @property
     def inputs(self) -> int:
-        return self.linear.inputs if isinstance(self.linear, Fp8Linear) else self.linear.packing.inputs
+        return self.linear.inputs
 
     @property
     def function(self) -> str:

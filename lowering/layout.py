@@ -3,7 +3,8 @@
 codes   4 bits: i8 [N/64][K/8][4][64]. In a 64-byte line l, byte 4n + i belongs to column 16l + n; its low nibble
         is input 8j + i, its high nibble input 8j + 4 + i. A line and two masks are two operands of vpdpbusd.
         8 bits: i8 [N/64][K/8][2][4][64]: the two operands as they are.
-        e4m3: i8 [N/64][K][64], K padded to 8.
+        e4m3: i8 [N/64][K/4][4][64], K padded to 8. In line l, byte 16L + 8h + 2c + i is input 4j + 2h + i of column
+        16l + 4L + c: unpacking the low and the high bytes of the values into each other gives pairs of inputs.
 scale, zero, minimum   [N/64][G][64]; of e4m3 weights f32 [N/64][blocks of inputs][64], times 256
 bias    f32 [N/64 * 64]
 
@@ -97,16 +98,28 @@ def refusal(scheme: WeightScheme) -> str | None:
 
 def pack_codes(weight: QuantTensor) -> np.ndarray:
     """uint8 [N/64, K/8, 4, 64], or [N/64, K/8, 2, 4, 64] for 8 bits, from the codes of a weight."""
-    outputs, inputs = weight.shape
-    padded = np.zeros((up(outputs, 64), up(inputs, 8)), np.uint8)
-    padded[:outputs, :inputs] = weight.codes.numpy()
-    lines = padded.reshape(-1, 4, 16, padded.shape[1] // 8, 2, 4)
-    if weight.bits == 8:
-        packed = np.ascontiguousarray(lines.transpose(0, 3, 4, 1, 2, 5))
-        return packed.reshape(-1, padded.shape[1] // 8, 2, 4, 64)
-    halves = lines.transpose(0, 3, 1, 4, 2, 5)
-    nibbles = np.bitwise_or(halves[:, :, :, 0], halves[:, :, :, 1] << 4)
-    return np.ascontiguousarray(nibbles).reshape(-1, padded.shape[1] // 8, 4, 64)
+    codes = weight.codes.numpy()
+    outputs, inputs = codes.shape
+    blocks, eights = up(outputs, 64) // 64, up(inputs, 8) // 8
+    words = np.empty((blocks, eights * (1 if weight.bits == 4 else 2), 64), "<u4")
+    for block in range(blocks):
+        part = codes[64 * block : 64 * block + 64]
+        if part.shape != (64, 8 * eights):
+            part = np.pad(part, ((0, 64 - len(part)), (0, 8 * eights - inputs)))
+        words[block] = (_four_bits if weight.bits == 4 else _eight_bits)(np.ascontiguousarray(part)).T
+    lines = (4, 64) if weight.bits == 4 else (2, 4, 64)
+    return words.view(np.uint8).reshape(blocks, eights, *lines)
+
+
+def _four_bits(codes: np.ndarray) -> np.ndarray:
+    """uint8 [N, K] -> [N, K/8] words: byte i of one holds code i of its 8 inputs, and code i + 4 above it."""
+    eights = codes.view("<u8")
+    return (eights | (eights >> np.uint64(28))).astype("<u4")
+
+
+def _eight_bits(codes: np.ndarray) -> np.ndarray:
+    """uint8 [N, K] -> [N, K/4] words."""
+    return codes.view("<u4")
 
 
 def pack_groups(values: torch.Tensor) -> np.ndarray:
@@ -128,11 +141,12 @@ def pack_bias(bias: torch.Tensor) -> np.ndarray:
 
 
 def pack_fp8(weight: torch.Tensor) -> np.ndarray:
-    """uint8 bits of e4m3 [N, K] -> [N/64, K padded to 8, 64]."""
+    """uint8 bits of e4m3 [N, K] -> [N/64, K/4, 4, 64], K padded to 8."""
     outputs, inputs = weight.shape
     padded = np.zeros((up(outputs, 64), up(inputs, 8)), np.uint8)
     padded[:outputs, :inputs] = weight.numpy()
-    return np.ascontiguousarray(padded.reshape(-1, 64, padded.shape[1]).transpose(0, 2, 1))
+    lines = padded.reshape(-1, 4, 4, 4, padded.shape[1] // 4, 2, 2).transpose(0, 4, 1, 2, 5, 3, 6)
+    return np.ascontiguousarray(lines).reshape(-1, padded.shape[1] // 4, 4, 64)
 
 
 def pack_block_scales(scale: torch.Tensor, outputs: int, block_outputs: int) -> np.ndarray:

@@ -50,25 +50,33 @@ class Peer(Protocol):
 
 
 # name -> module, class, arguments. The mode is part of the name: w4a8 and w8a8 quantize activations to int8 per token
-# (ggml and ONNX Runtime per block), w4a16 keeps them float32, w4a16bf16 bfloat16, w4afp8 makes them e4m3.
+# (ggml and ONNX Runtime per block), w4a16 keeps them float32, w4a16bf16 bfloat16, w4afp8 makes them e4m3. fp8 has e4m3
+# weights and activations, fp8a16 e4m3 weights alone; their peer is a dense product in bfloat16.
 PEERS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
-    "halfbyte_w4a8": ("halfbyte_peer", "Halfbyte", ("int8", "f32", 4)),
-    "halfbyte_w4a16": ("halfbyte_peer", "Halfbyte", ("none", "f32", 4)),
-    "halfbyte_w4a16bf16": ("halfbyte_peer", "Halfbyte", ("none", "bf16", 4)),
-    "halfbyte_w8a8": ("halfbyte_peer", "Halfbyte", ("int8", "f32", 8)),
-    "halfbyte_w4afp8": ("halfbyte_peer", "Halfbyte", ("fp8", "f32", 4)),
+    "halfbyte_w4a8": ("halfbyte_peer", "Halfbyte", ("int8", "f32", "int4")),
+    "halfbyte_w4a16": ("halfbyte_peer", "Halfbyte", ("none", "f32", "int4")),
+    "halfbyte_w4a16bf16": ("halfbyte_peer", "Halfbyte", ("none", "bf16", "int4")),
+    "halfbyte_w8a8": ("halfbyte_peer", "Halfbyte", ("int8", "f32", "int8")),
+    "halfbyte_w4afp8": ("halfbyte_peer", "Halfbyte", ("fp8", "f32", "int4")),
+    "halfbyte_fp8": ("halfbyte_peer", "Halfbyte", ("fp8", "f32", "e4m3")),
+    "halfbyte_fp8a16": ("halfbyte_peer", "Halfbyte", ("none", "bf16", "e4m3")),
+    "ggml_w4a8": ("ggml_peer", "Ggml", (4,)),
+    "ggml_w8a8": ("ggml_peer", "Ggml", (8,)),
     "ort_w4a8": ("onnxruntime_peer", "OnnxRuntime", (4,)),
     "ort_w4a16": ("onnxruntime_peer", "OnnxRuntime", (1,)),
     "openvino_w4a8": ("openvino_peer", "OpenVino", (True,)),
     "openvino_w4a16": ("openvino_peer", "OpenVino", (False,)),
     "torch_w4a16": ("torch_peer", "TorchDense", ("float32",)),
     "torch_w4a16bf16": ("torch_peer", "TorchDense", ("bfloat16",)),
+    "torch_w4afp8": ("torch_peer", "TorchDense", ("bfloat16",)),
+    "torch_fp8": ("torch_peer", "TorchDense", ("bfloat16",)),
+    "torch_fp8a16": ("torch_peer", "TorchDense", ("bfloat16",)),
     "torch_w8a8": ("torch_peer", "TorchInt8", ()),
     "torchao_w4a16bf16": ("torch_peer", "TorchaoInt4", ()),
     "zentorch_w4a8": ("zentorch_peer", "Zentorch", (True,)),
     "zentorch_w4a16bf16": ("zentorch_peer", "Zentorch", (False,)),
 }
-MODES = ("w4a8", "w4a16", "w4a16bf16", "w8a8", "w4afp8")
+MODES = ("w4a8", "w4a16", "w4a16bf16", "w8a8", "w4afp8", "fp8", "fp8a16")
 
 
 def make(name: str) -> Peer:

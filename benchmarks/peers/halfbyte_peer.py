@@ -13,6 +13,7 @@ import torch
 
 from halfbyte.lowering.archive import write_archive
 from halfbyte.lowering.compiler import compile_module
+from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
 from halfbyte.lowering.layout import Packing
@@ -21,7 +22,7 @@ from halfbyte.lowering.splice import SCOPE
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.passes.program import LayerSource
 from halfbyte.passes.scheme import Activations, Zero
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 from halfbyte.runtime.device import open_device
 from halfbyte.runtime.device_array import DeviceArray, as_float32
 from halfbyte.runtime.manifest import ParameterArchive, ParameterTensor
@@ -30,34 +31,18 @@ from peers import Problem
 
 
 class Halfbyte:
-    """``halfbyte::linear`` with f16 scales. Where the weights are int8, 16 times the codes stand for them."""
+    """``halfbyte::linear`` with f16 scales, or ``fp8_block_linear``."""
 
-    def __init__(self, activations: str, io: str, bits: int) -> None:
-        self.activations, self.io, self.bits = Activations(activations), io, bits
+    def __init__(self, activations: str, io: str, weights: str) -> None:
+        self.activations, self.io, self.weights = Activations(activations), io, weights
 
     def build(self, problem: Problem) -> None:
         target = CpuTarget.named(problem.cpu)
-        packing = Packing(problem.outputs, problem.inputs, problem.group, self.bits)
-        digits = 3 if self.io == "f32" else 2
-        linear = Linear(
-            target.isa,
-            packing,
-            self.io,
-            "f16",
-            Zero.SYMMETRIC,
-            False,
-            self.activations,
-            digits,
-            0,
-            target.soft_f16,
-        )
+        linear = self._linear(target, problem)
         layers, parameters = [], Parameters()
         for index, (codes, scale) in enumerate(zip(problem.codes, problem.scales, strict=True)):
             name = f"copy{index}"
-            wide = self.bits == 8  # (16 u - 128) / 16 = u - 8
-            values = torch.from_numpy(codes) * (16 if wide else 1)
-            factors = torch.from_numpy(scale).half() / (16 if wide else 1)
-            weight = QuantTensor(name, values, factors, problem.group, bits=self.bits)
+            weight = self._weight(name, codes, scale, problem.group)
             parameters.add(name, target.pack(name, linear, LayerSource(lambda w=weight: w, None, (name,))))
             layers.append(ArchivedLayer(name, linear))
         program, _ = compile_module(layer_program(layers), target.flags, cache=False)
@@ -82,6 +67,28 @@ class Halfbyte:
         self.context = rt.VmContext(instance, modules)
         self.functions = [module.lookup_function(layer.function) for layer in layers]
         self.device = device.hal
+
+    def _linear(self, target: CpuTarget, problem: Problem) -> Linear | Fp8Linear:
+        if self.weights == "e4m3":
+            quantized = self.activations is Activations.FP8
+            return target.fp8_linear(
+                problem.outputs, problem.inputs, problem.group, self.io, False, quantized
+            )
+        packing = Packing(problem.outputs, problem.inputs, problem.group, 8 if self.weights == "int8" else 4)
+        digits = 3 if self.io == "f32" else 2
+        arguments = (self.io, "f16", Zero.SYMMETRIC, False, self.activations, digits, 0, target.soft_f16)
+        return Linear(target.isa, packing, *arguments)
+
+    def _weight(
+        self, name: str, codes: np.ndarray[Any, Any], scale: np.ndarray[Any, Any], group: int
+    ) -> QuantTensor | Fp8Tensor:
+        """The problem's values in any form: e4m3 holds -8..7, and (16 u - 128) / 16 = u - 8."""
+        if self.weights == "e4m3":
+            bits = (torch.from_numpy(codes).float() - 8).to(torch.float8_e4m3fn).view(torch.uint8)
+            return Fp8Tensor(name, bits, torch.from_numpy(scale), 1, group)
+        times = 16 if self.weights == "int8" else 1
+        values, factors = torch.from_numpy(codes) * times, torch.from_numpy(scale).half() / times
+        return QuantTensor(name, values, factors, group, bits=8 if self.weights == "int8" else 4)
 
     def calls(self, x: np.ndarray[Any, Any]) -> list[Callable[[], Any]]:
         carrier = x

@@ -1,6 +1,6 @@
 """AMD's zentorch: int4 weights with int8 dynamic activations, or bfloat16 ones.
 
-pip install zentorch
+pip install zentorch==2.13.0.2    (its version follows torch's)
 """
 
 from __future__ import annotations

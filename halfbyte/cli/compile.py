@@ -56,8 +56,9 @@ def compile_command(
         typer.Option(
             "--cpu",
             metavar="NAME[,NAME...]",
-            help="host (this machine), x86-64, x86-64-v2, x86-64-v3, avxvnni, x86-64-v4, avx512vnni, aarch64 or "
-            "aarch64-dotprod. With several, the bundle runs on all of them and the best that fits is loaded.",
+            help="host (this machine), x86-64, x86-64-v2, x86-64-v3, avxvnni, x86-64-v4, avx512vnni, avx512bf16, "
+            "amx, aarch64 or aarch64-dotprod. With several, the bundle runs on all of them and the best that fits "
+            "is loaded.",
         ),
     ] = "host",
     dtype: Annotated[

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halfbyte.lowering.kernels.generator import Fp8Gemm, Fp8Values, Kernel, render
+from halfbyte.lowering.kernels.fp8_kernels import FloatUnit, Fp8Gemm, Fp8Values
+from halfbyte.lowering.kernels.generator import Kernel, render
 from halfbyte.lowering.kernels.linear import Argument
 from halfbyte.lowering.layout import up
 from halfbyte.passes.ops import digit_block
@@ -20,7 +21,7 @@ class Fp8Linear:
         io: dtype of x and y.
         bias: whether a bias is added.
         quantized: activations become e4m3.
-        wide: see `Fp8Gemm`.
+        unit: what the CPU multiplies floats by.
         soft_f16: the CPU has no instruction that casts f16.
     """
 
@@ -30,7 +31,7 @@ class Fp8Linear:
     io: str
     bias: bool
     quantized: bool
-    wide: bool
+    unit: FloatUnit
     soft_f16: bool = False
 
     @property
@@ -42,12 +43,21 @@ class Fp8Linear:
         return -(-self.inputs // self.block_inputs)
 
     @property
+    def _planes(self) -> int:
+        return self.unit.planes(self.io, self.quantized)
+
+    @property
+    def _row(self) -> int:
+        """Inputs between the rows of values, off the multiples of 4096 bytes, as in lowering/layout.py."""
+        return self._padded + 32 if self._padded % 128 == 0 else self._padded
+
+    @property
     def _values(self) -> Fp8Values:
-        return Fp8Values(self.io, self.quantized, self.soft_f16)
+        return Fp8Values(self.io, self.quantized, self._planes, self.soft_f16)
 
     @property
     def _gemm(self) -> Fp8Gemm:
-        return Fp8Gemm(self.wide, self.io, self.bias, self.soft_f16)
+        return Fp8Gemm(self.unit, self._planes, self.io, self.bias, self.soft_f16)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -69,7 +79,7 @@ class Fp8Linear:
         """The packed weight's tensors, in order."""
         columns = up(self.outputs, 64) // 64
         out = [
-            Argument("codes", (columns, self._padded, 64), "i8"),
+            Argument("codes", (columns, self._padded // 4, 4, 64), "i8"),
             Argument("scale", (columns, self._blocks, 64), "f32"),
         ]
         return tuple([*out, Argument("bias", (64 * columns,), "f32")] if self.bias else out)
@@ -84,8 +94,8 @@ class Fp8Linear:
             K=self.inputs,
             N=self.outputs,
             K_padded=self._padded,
-            # Rows off the multiples of 4096 bytes, as in lowering/layout.py.
-            row=self._padded + 16 if self._padded % 128 == 0 else self._padded,
+            row=self._row,
+            planes=self._planes,
             block=self.block_inputs if self._blocks > 1 else self._padded,
             piece=piece,
             pieces=-(-self.inputs // piece),

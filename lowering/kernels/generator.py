@@ -14,7 +14,7 @@ from halfbyte.passes.scheme import Zero
 
 # Block tags are {! !} because {% is MLIR.
 _TEMPLATES = Path(__file__).with_name("templates")
-_ROW_BLOCK = 96
+ROW_BLOCK = 96
 # Rows whose sums wait in the panel form's scratch; it and 8 KiB of unpacked weights fit a stack of 32 KiB.
 _PANEL_ROWS = {1: 48, 2: 96, 3: 96}
 
@@ -63,7 +63,7 @@ class Quantize:
 
     @property
     def symbol(self) -> str:
-        return f"halfbyte_quantize_{self.codes}_{self.io}{_soft(self.soft_f16, self.io)}"
+        return f"halfbyte_quantize_{self.codes}_{self.io}{soft_suffix(self.soft_f16, self.io)}"
 
     def text(self) -> str:
         return render(
@@ -102,7 +102,7 @@ class Gemm:
 
     @property
     def symbol(self) -> str:
-        rest = ("_bias" if self.bias else "") + _soft(self.soft_f16, self.io, self.scale)
+        rest = ("_bias" if self.bias else "") + soft_suffix(self.soft_f16, self.io, self.scale)
         mode = f"w{self.bits}_{self.codes}"
         return f"halfbyte_gemm_{mode}_{self.isa.name}_{self.io}_{self.scale}_{self.zero.value}{rest}"
 
@@ -119,67 +119,8 @@ class Gemm:
             zero=self.zero.value,
             bias=self.bias,
             soft_f16=self.soft_f16,
-            row_block=_ROW_BLOCK,
-            panel=_PANEL_ROWS[self.codes.digits],
-        )
-
-
-@dataclass(frozen=True)
-class Fp8Values:
-    """``fp8_values.mlir.j2``: the activation side of fp8 weights.
-
-    Attributes:
-        io: dtype of x.
-        quantized: to e4m3; else x stays float.
-        soft_f16: the CPU has no instruction that casts f16.
-    """
-
-    io: str
-    quantized: bool
-    soft_f16: bool = False
-
-    @property
-    def symbol(self) -> str:
-        mode = "e4m3" if self.quantized else "float"
-        return f"halfbyte_values_{mode}_{self.io}{_soft(self.soft_f16, self.io)}"
-
-    def text(self) -> str:
-        mode = "e4m3" if self.quantized else "float"
-        return render("fp8_values.mlir.j2", name=self.symbol, io=self.io, mode=mode, soft_f16=self.soft_f16)
-
-
-@dataclass(frozen=True)
-class Fp8Gemm:
-    """``fp8_gemm.mlir.j2``: e4m3 weights times f32 values.
-
-    Attributes:
-        wide: 32 vector registers of 512 bits, so larger tiles.
-        io: dtype of the result.
-        bias: whether a bias is added.
-        soft_f16: the CPU has no instruction that casts f16.
-    """
-
-    wide: bool
-    io: str
-    bias: bool
-    soft_f16: bool = False
-
-    @property
-    def symbol(self) -> str:
-        rest = ("_bias" if self.bias else "") + ("_softf16" if self.soft_f16 else "")
-        return f"halfbyte_gemm_fp8_{'wide' if self.wide else 'narrow'}_{self.io}{rest}"
-
-    def text(self) -> str:
-        return render(
-            "fp8_gemm.mlir.j2",
-            name=self.symbol,
-            io=self.io,
-            bias=self.bias,
-            soft_f16=self.soft_f16,
-            columns=64 if self.wide else 16,
-            heights=(6, 4, 2, 1) if self.wide else (4, 2, 1),
-            row_block=_ROW_BLOCK,
-            panel=48,
+            row_block=ROW_BLOCK,
+            panel=ROW_BLOCK if self.isa.tiles else _PANEL_ROWS[self.codes.digits],
         )
 
 
@@ -197,7 +138,7 @@ class CacheAppend:
         return render("cache_append.mlir.j2", name=self.symbol, io=self.io, tokens=16)
 
 
-def _soft(soft: bool, *dtypes: str) -> str:
+def soft_suffix(soft: bool, *dtypes: str) -> str:
     return "_softf16" if soft and "f16" in dtypes else ""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class InstructionSet:
         rows: by digit planes, heights of the tiles of the direct form in the order they are used; the last is 1.
         panel: the same for the panel form, or empty where there is none.
         least_panel: rows from which the panel form is faster.
+        tiles: the panel form multiplies by AMX.
     """
 
     name: str
@@ -29,6 +30,7 @@ class InstructionSet:
     rows: Mapping[int, tuple[int, ...]]
     panel: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     least_panel: int = 0
+    tiles: bool = False
 
 
 AVX512VNNI = InstructionSet(
@@ -41,6 +43,14 @@ AVX512VNNI = InstructionSet(
     rows={1: (4, 3, 2, 1), 2: (2, 1), 3: (2, 1)},
     panel={1: (4, 2, 1), 2: (2, 1), 3: (2, 1)},
     least_panel=8,
+)
+# Rows below `least_panel` are too few for tiles of 16.
+AMX = replace(
+    AVX512VNNI,
+    name="amx",
+    needs=AVX512VNNI.needs | {"amx-tile", "amx-int8"},
+    panel={1: (16,), 2: (16,), 3: (16,)},
+    tiles=True,
 )
 AVX512BW = InstructionSet(
     "avx512bw",
@@ -86,7 +96,7 @@ PLAIN = InstructionSet(
     "plain", "plain", frozenset(), lanes=16, columns=16, rows={1: (2, 1), 2: (1,), 3: (1,)}
 )
 
-BEST_FIRST = (AVX512VNNI, AVX512BW, AVXVNNI, AVX2, DOTPROD, PLAIN)
+BEST_FIRST = (AMX, AVX512VNNI, AVX512BW, AVXVNNI, AVX2, DOTPROD, PLAIN)
 
 
 def best(features: Collection[str]) -> InstructionSet:

@@ -52,6 +52,14 @@ class Linear:
     soft_f16: bool = False
 
     @property
+    def outputs(self) -> int:
+        return self.packing.outputs
+
+    @property
+    def inputs(self) -> int:
+        return self.packing.inputs
+
+    @property
     def modes(self) -> tuple[Codes, ...]:
         """What activations become on each path, the one for many tokens first."""
         planes = Codes("planes", self.digits)

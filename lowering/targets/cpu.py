@@ -9,6 +9,7 @@ import numpy as np
 
 from halfbyte.errors import UsageError
 from halfbyte.lowering import layout
+from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.isa import BEST_FIRST, InstructionSet, best
 from halfbyte.lowering.kernels.linear import Linear
@@ -18,11 +19,12 @@ from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 from halfbyte.runtime.cpu_features import architecture, host_features
 
 # Of a host's features those that code generation uses: a machine may lack the others and still run the program.
-_USED = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "lzcnt", "popcnt", "movbe", "gfni", "cx16")
+_USED = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "lzcnt", "popcnt", "movbe", "gfni", "cx16", "amx")
 # What LLVM turns on for these names, as far as IREE's code generation and our kernels use it.
 _V2 = {"sse3", "ssse3", "sse4.1", "sse4.2", "popcnt", "cx16"}
 _V3 = _V2 | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_AMX = ("avx512bf16", "amx-tile", "amx-int8", "amx-bf16")
 _ARM = {"neon", "fp-armv8"}
 # name -> architecture, LLVM's CPU, what is turned on beyond it, and everything that is then in use.
 _NAMED: Mapping[str, tuple[str, str, tuple[str, ...], frozenset[str]]] = {
@@ -32,6 +34,13 @@ _NAMED: Mapping[str, tuple[str, str, tuple[str, ...], frozenset[str]]] = {
     "avxvnni": ("x86_64", "x86-64-v3", ("avxvnni",), frozenset(_V3 | {"avxvnni"})),
     "x86-64-v4": ("x86_64", "x86-64-v4", (), frozenset(_V4)),
     "avx512vnni": ("x86_64", "x86-64-v4", ("avx512vnni",), frozenset(_V4 | {"avx512vnni"})),
+    "avx512bf16": (
+        "x86_64",
+        "x86-64-v4",
+        ("avx512vnni", "avx512bf16"),
+        frozenset(_V4 | {"avx512vnni", "avx512bf16"}),
+    ),
+    "amx": ("x86_64", "x86-64-v4", ("avx512vnni", *_AMX), frozenset(_V4 | {"avx512vnni", *_AMX})),
     "aarch64": ("aarch64", "generic", (), frozenset(_ARM)),
     "aarch64-dotprod": ("aarch64", "generic", ("dotprod",), frozenset(_ARM | {"dotprod"})),
 }
@@ -102,6 +111,8 @@ class CpuTarget:
         """For iree-compile."""
         flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
         flags.append(f"--iree-llvmcpu-target-cpu={self.llvm_cpu}")
+        if self.isa.tiles:
+            flags.append("--iree-llvmcpu-stack-allocation-limit=65536")
         if self.cpu != "host":
             flags.append(f"--iree-llvmcpu-target-triple={self.architecture}-linux-gnu")
         if self.llvm_features:
@@ -127,7 +138,8 @@ class CpuTarget:
         self, outputs: int, inputs: int, block: int, io: str, bias: bool, quantized: bool
     ) -> Fp8Linear:
         """The kernels of a linear with e4m3 weights."""
-        return Fp8Linear(outputs, inputs, block, io, bias, quantized, self.isa.lanes == 16, self.soft_f16)
+        unit = FloatUnit.of(self.features)
+        return Fp8Linear(outputs, inputs, block, io, bias, quantized, unit, self.soft_f16)
 
 
 def _packed(weight: QuantTensor | Fp8Tensor) -> dict[str, np.ndarray]:

@@ -141,6 +141,6 @@ def packed_folder(
     """A folder whose layers in `parts` are quantized (as GPTQ, if nothing else is said) and whose others are float."""
     tensors = float_tensors(config) | parts
     for name in {key.rpartition(".")[0] for key in parts if key.endswith(".qweight")}:
-        del tensors[f"{name}.weight"]
+        tensors.pop(f"{name}.weight", None)
     said = {"quant_method": "gptq", "bits": 4, "group_size": 32} | quantization
     return write_folder(folder, config, tensors, said)

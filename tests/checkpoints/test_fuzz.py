@@ -7,9 +7,12 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from made_gguf import float_values, metadata, shapes, write_gguf
 
 from halfbyte.checkpoints import open_checkpoint
 from halfbyte.errors import CheckpointError, UnsupportedLayerError
@@ -149,6 +152,77 @@ def test_values_of_fp8(data: Path, tmp_path: Path, method: str, key: str, value:
     (tmp_path / "config.json").write_text(json.dumps(config))
     shutil.copy(data / "llama-ct-fp8-block" / "model.safetensors", tmp_path)
     read_everything(tmp_path)
+
+
+AWQ, AUTO_ROUND = "qwen2-awq-asym-g32", "llama-autoround-zeros-as-stored"
+WORDS_KEYS = (
+    *(
+        "bits",
+        "w_bit",
+        "group_size",
+        "q_group_size",
+        "zero_point",
+        "sym",
+        "version",
+        "backend",
+        "quant_method",
+    ),
+    *("modules_to_not_convert", "packing_format", "data_type", "act_bits", "extra_config"),
+    *("block_name_to_quantize", "to_quant_block_names", "modules_in_block_to_quantize", "dynamic"),
+)
+WORDS_VALUES = (
+    *("gemm", "gemv", "awq", "gptq", "inc", "auto_round", "auto_round:auto_awq", "auto_round:auto_gptq"),
+    *("auto_round:fp8", "auto_round:llm_compressor", "model.layers", 4, 8, 32, 64, -1),
+    *({".*": {"bits": 16}}, {"mlp": {"bits": 8}}, {"(": {}}, {"-:.*": {}}, [["mlp.up_proj"]]),
+)
+
+
+@BOUNDED
+@given(edits=EDITS, cut=st.floats(0, 1), name=st.sampled_from([AWQ, AUTO_ROUND]))
+def test_headers_of_packed_words(
+    data: Path, tmp_path: Path, edits: list[tuple[float, bytes, bool]], cut: float, name: str
+) -> None:
+    shutil.copy(data / name / "config.json", tmp_path)
+    blob = (data / name / "model.safetensors").read_bytes()
+    header = 8 + int.from_bytes(blob[:8], "little")
+    (tmp_path / "model.safetensors").write_bytes(damaged(blob, header, edits, cut))
+    read_everything(tmp_path)
+
+
+@BOUNDED
+@given(
+    name=st.sampled_from([AWQ, AUTO_ROUND]),
+    changes=st.dictionaries(
+        st.sampled_from(WORDS_KEYS), ANYTHING | st.sampled_from(WORDS_VALUES), min_size=1, max_size=3
+    ),
+)
+def test_values_of_packed_words(data: Path, tmp_path: Path, name: str, changes: dict[str, object]) -> None:
+    config = json.loads((data / name / "config.json").read_text())
+    config["quantization_config"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(data / name / "model.safetensors", tmp_path)
+    read_everything(tmp_path)
+
+
+@BOUNDED
+@given(
+    kinds=st.lists(st.sampled_from([*GGMLQuantizationType]), min_size=1, max_size=4),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_gguf_blocks_of_random_bytes(tmp_path: Path, kinds: list[GGMLQuantizationType], seed: int) -> None:
+    """Every type there is, with any bits, NaN scales too: a weight or an error, and never another type's bytes."""
+    random = np.random.default_rng(seed)
+    values = float_values(sizes=shapes(256, 256, 64))
+    names = [name for name, value in values.items() if value.ndim == 2]
+    types = {}
+    for kind in kinds:
+        name = names[int(random.integers(len(names)))]
+        block, octets = GGML_QUANT_SIZES[kind]
+        size = values[name].shape[1] // block * octets
+        types[name] = (kind, random.integers(0, 256, (len(values[name]), size), np.uint8))
+    keys = metadata("llama", embedding_length=256, feed_forward_length=256)
+    write_gguf(tmp_path / "model.gguf", "llama", keys, values, types)
+    read_everything(tmp_path / "model.gguf")
 
 
 @BOUNDED

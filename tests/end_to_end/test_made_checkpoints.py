@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from made_checkpoints import awq_parts, linear_shapes, llama_config, packed_folder, random_layer
 from made_gguf import VOCABULARY, float_values, metadata, random_blocks, shapes, write_gguf
+from same_weights import random_weights, writers
 
 import halfbyte
 from halfbyte.checkpoints import load_float_model, open_checkpoint
@@ -77,3 +79,56 @@ def test_every_kind_of_gguf_block_in_one_model(tmp_path: Path, portable: str, ac
         with torch.no_grad():
             want = load_float_model(open_checkpoint(file))(torch.tensor([TOKENS])).logits[0].numpy()
         assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+
+
+# Inputs per group by layer; -1 is one group per row. K is 72 or, of down_proj, 132.
+GROUPS = {"q": 16, "k": 24, "v": -1, "o": 32, "gate": 1024, "up": 1024, "down": 64}
+
+
+@pytest.mark.parametrize("activations", ["auto", "int8", "fp8"])
+def test_shapes_that_fill_nothing(tmp_path: Path, portable: str, activations: Any) -> None:
+    """N = 40, 10 and 132, K = 72, 40 and 132, last groups of 8 and 4 inputs, one scheme per member of q, k, v."""
+    config = llama_config(
+        hidden_size=72, intermediate_size=132, head_dim=10, num_key_value_heads=1, tie_word_embeddings=False
+    )
+    parts, extra = {}, {}
+    for seed, (name, shape) in enumerate({**linear_shapes(config), "lm_head": (32, 72)}.items()):
+        size = GROUPS.get(name.rpartition(".")[2].removesuffix("_proj"), 16)
+        groups = 1 if size == -1 else -(-shape[1] // size)
+        codes, zeros, scales = random_layer(shape, groups, seed)
+        parts |= awq_parts(name, codes, zeros, scales / np.float16(8))
+        extra[name] = {"bits": 4, "group_size": size}
+    values = {"quant_method": "auto-round", "packing_format": "auto_round:auto_awq", "sym": False}
+    folder, out = (
+        packed_folder(tmp_path / "model", config, parts, extra_config=extra, **values),
+        tmp_path / "out",
+    )
+    cpu = "host" if activations == "auto" else portable
+    halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=32, activations=activations, cpu=cpu))
+    report = json.loads((out / "report.json").read_text())
+    assert report["warnings"] == []
+    assert {row["mode"] for row in report["layers"]} == {
+        {"auto": "W4A16", "int8": "W4A8", "fp8": "W4AFP8"}[activations]
+    }
+    assert [name.rpartition(".")[2] for name in report["merged"]] == ["gate_proj+up_proj"]
+    found = verify(out, folder, tokens=TOKENS)
+    assert found.failures == ()
+    assert all(check.equal for check in found.layers)
+    if activations == "auto":
+        got = all_logits(halfbyte.load(out), TOKENS)
+        with torch.no_grad():
+            want = load_float_model(open_checkpoint(folder))(torch.tensor([TOKENS])).logits[0].numpy()
+        assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+
+
+def test_formats_make_the_same_bundle(tmp_path: Path, portable: str) -> None:
+    """The same weights from any format: archives and programs equal to the byte."""
+    weights, digests = random_weights(4, symmetric=True), {}
+    for name in ("gptq", "awq", "auto_round:llm_compressor", "gguf"):
+        writer = {"awq": "awq without zeros"}.get(name, name)
+        model = writers(4, symmetric=True)[writer](tmp_path / name, weights)
+        options = halfbyte.CompileOptions(max_context=32, activations="int8", cpu=portable)
+        made = halfbyte.compile(model, tmp_path / "out" / name, options).manifest
+        digests[name] = (made.parameters[0].sha256, made.programs[0].sha256)
+        assert {layer.activations for layer in made.layers} == {"int8", "float"}
+    assert len(set(digests.values())) == 1, digests

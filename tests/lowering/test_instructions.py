@@ -15,6 +15,7 @@ from halfbyte.lowering.targets.cpu import CpuTarget
 
 # CPU -> its inner product as assembly, on its widest registers, and those of the others.
 INNER = {
+    "amx": r"\ttdpbsud\t",
     "avx512vnni": r"\tvpdpbusd\t.*%zmm",
     "x86-64-v4": r"\tvpmadd(?:ubsw|wd)\t.*%zmm",
     "avxvnni": r"\{vex\}\s+vpdpbusd\t.*%ymm",
@@ -34,9 +35,33 @@ def test_the_inner_product_is_the_cpus(cpu: str, bits: int, tmp_path: Path) -> N
     compile_module(layer_program(layers), [*target.flags, files], cache=False)
     text = "\n".join(path.read_text() for path in tmp_path.glob("*.s"))
     found = {name: len(re.findall(pattern, text)) for name, pattern in INNER.items()}
-    # At least a tile of four rows and a step of eight inputs, in each of two modes and forms.
-    assert found.pop(cpu) > 64
+    # At least a tile of four rows and a step of eight inputs, in each of two modes and forms; of tile registers
+    # the 16 pairs of digit and columns.
+    assert found.pop(cpu) >= (16 if cpu == "amx" else 65)
+    if cpu == "amx":
+        assert found.pop("avx512vnni") >= 33, "few rows go without tiles"
     assert not any(found.values()) or cpu in ("avx512vnni", "avxvnni")
+
+
+# CPU -> what multiplies e4m3 weights.
+FLOATS = {
+    "amx": r"\ttdpbf16ps\t",
+    "avx512bf16": r"\tvdpbf16ps\t.*%zmm",
+    "x86-64-v4": r"\tvfmadd\w+ps\t.*%zmm",
+    "x86-64-v3": r"\tvfmadd\w+ps\t.*%ymm",
+}
+
+
+@pytest.mark.parametrize("cpu", FLOATS)
+def test_e4m3_weights_take_the_widest_float_unit(cpu: str, tmp_path: Path) -> None:
+    target = CpuTarget.named(cpu)
+    layer = ArchivedLayer("fp8", target.fp8_linear(256, 512, 128, "f32", False, True))
+    files = f"--iree-hal-dump-executable-intermediates-to={tmp_path}"
+    compile_module(layer_program([layer]), [*target.flags, files], cache=False)
+    text = "\n".join(path.read_text() for path in tmp_path.glob("*.s"))
+    assert len(re.findall(FLOATS[cpu], text)) >= 4
+    better = list(FLOATS)[: list(FLOATS).index(cpu)]
+    assert not [name for name in better if re.search(FLOATS[name], text)]
 
 
 @pytest.mark.parametrize("cpu", ["x86-64", "aarch64"])

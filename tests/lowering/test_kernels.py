@@ -10,6 +10,7 @@ from layer_bundles import call_layer, compile_layers
 from numpy_twin import same_bits, same_by_row
 
 from halfbyte.lowering.kernels.isa import (
+    AMX,
     AVX2,
     AVX512BW,
     AVX512VNNI,
@@ -48,6 +49,7 @@ class Variant:
 
 
 VARIANTS = (
+    Variant(AMX, "host"),
     Variant(AVX512VNNI, "host"),
     Variant(AVX512BW, "x86-64-v4"),
     Variant(AVXVNNI, "host"),
@@ -106,6 +108,7 @@ def test_the_best_body_is_chosen_by_features() -> None:
         "avxvnni": AVXVNNI,
         "x86-64-v4": AVX512BW,
         "avx512vnni": AVX512VNNI,
+        "amx": AMX,
         "aarch64": PLAIN,
         "aarch64-dotprod": DOTPROD,
     }

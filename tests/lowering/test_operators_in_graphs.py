@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -16,14 +17,24 @@ from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.runtime import Bundle
 from halfbyte.runtime.cpu_features import architecture, host_features
 
-# N, K, block, activations: tiles that are not full, ragged blocks, one scale per output, one scale for all.
+# N, K, block, activations, dtype of x: tiles that are not full, ragged blocks, one scale per output, one for all.
 LAYERS = (
-    *((200, 320, (128, 128), "fp8"), (72, 130, (1, 0), "fp8"), (40, 96, (0, 0), "none")),
-    *((64, 1000, (128, 128), "none"), (3, 5, (128, 128), "fp8"), (65, 640, (64, 320), "fp8")),
+    *((200, 320, (128, 128), "fp8", "f32"), (72, 130, (1, 0), "fp8", "f32"), (40, 96, (0, 0), "none", "f32")),
+    *(
+        (64, 1000, (128, 128), "none", "f32"),
+        (3, 5, (128, 128), "fp8", "f32"),
+        (65, 640, (64, 320), "fp8", "f32"),
+    ),
+    *(
+        (96, 264, (128, 128), "none", "bf16"),
+        (70, 130, (1, 0), "none", "f16"),
+        (66, 384, (128, 128), "fp8", "bf16"),
+    ),
 )
+TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 WEIGHTS = [
     random_fp8_weight(seed, outputs, inputs, block, bias=seed % 2 == 0)
-    for seed, (outputs, inputs, block, _) in enumerate(LAYERS)
+    for seed, (outputs, inputs, block, _, _) in enumerate(LAYERS)
 ]
 INT4 = random_weight(1, 40, 96, 32, "integer", "f16", bias=True)
 ROWS = (0, 1, 2, 3, 7, 9, 50, 101)
@@ -45,7 +56,7 @@ class _Operators(torch.nn.Module):
 
     def forward(self, *xs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         out = []
-        for index, ((_, _, _, activations), x) in enumerate(zip(LAYERS, xs, strict=False)):
+        for index, ((_, _, _, activations, _), x) in enumerate(zip(LAYERS, xs, strict=False)):
             parts = [getattr(self, f"layer{index}_{part}", None) for part in range(3)]
             block = WEIGHTS[index].block
             out.append(torch.ops.halfbyte.fp8_block_linear(x, *parts, *block, activations))
@@ -54,7 +65,7 @@ class _Operators(torch.nn.Module):
         return (*out, *torch.ops.halfbyte.quantize_per_token(xs[-1]))
 
 
-@pytest.fixture(scope="module", params=["host", "x86-64-v3", "x86-64"])
+@pytest.fixture(scope="module", params=["host", "amx", "avx512bf16", "x86-64-v4", "x86-64-v3", "x86-64"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     target = CpuTarget.named(request.param)
     if target.architecture != architecture():
@@ -62,28 +73,39 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if lacking := target.features - host_features():
         pytest.skip(f"this CPU lacks {', '.join(sorted(lacking))}")
     rows = torch.export.Dim("T", min=0, max=4096)
-    xs = (*(torch.zeros(5, inputs) for _, inputs, _, _ in LAYERS), torch.zeros(5, 96))
+    xs = (*(torch.zeros(5, inputs, dtype=TORCH[io]) for _, inputs, _, _, io in LAYERS), torch.zeros(5, 96))
     program = torch.export.export(_Operators(), xs, dynamic_shapes=(tuple({0: rows} for _ in xs),))
     folder = tmp_path_factory.mktemp("operators") / "bundle"
     return halfbyte.load(halfbyte.compile(program, folder, halfbyte.CompileOptions(cpu=request.param)).path)
 
 
 def _inputs() -> list[Array]:
-    widths = [*(inputs for _, inputs, _, _ in LAYERS), 96]
-    out = [random_activations(width, max(ROWS), width) for width in widths]
-    for x in out:
-        telling = telling_rows(x.shape[1])[[0, 2, 4, 5, 8]]  # zeros, one value, NaN, Inf, tiny
+    kinds = [*((inputs, io) for _, inputs, _, _, io in LAYERS), (96, "f32")]
+    out = [random_activations(width, max(ROWS), width, io) for width, io in kinds]
+    for x, (_, io) in zip(out, kinds, strict=True):
+        telling = telling_rows(x.shape[1], io)[[0, 2, 4, 5, 8]]  # zeros, one value, NaN, Inf, tiny
         x[1:6] = telling
     return out
 
 
 def _near(got: Array, want: Array, weight: Fp8Weight) -> bool:
-    """float32 sums within a block may be ordered otherwise than the exact ones."""
+    """float32 sums within a block may be ordered otherwise than the exact ones; a cast may fall to either side."""
+    if want.dtype == ml_dtypes.bfloat16:
+        got = got.view(want.dtype)
+    assert got.dtype == want.dtype
+    ulp = 2 * float(ml_dtypes.finfo(want.dtype).eps) if want.dtype != np.float32 else 0.0
+    got, want = got.astype(np.float64), want.astype(np.float64)
     bad = ~np.isfinite(want)
     if not np.array_equal(bad, ~np.isfinite(got)):
         return False
     largest = np.abs(np.where(bad, 0, want)).max(-1, keepdims=True, initial=1e-30)
-    return bool((np.abs(np.where(bad, 0, got - np.where(bad, 0, want))) <= 2e-6 * largest).all())
+    off = np.abs(np.where(bad, 0, got - np.where(bad, 0, want)))
+    return bool((off <= 2e-6 * largest + ulp * np.abs(np.where(bad, 0, want))).all())
+
+
+def _call(bundle: Bundle, xs: list[Array]) -> tuple[Array, ...]:
+    carriers = (x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x for x in xs)
+    return tuple(bundle.call("forward", *carriers))
 
 
 def test_equals_the_references(bundle: Bundle) -> None:
@@ -95,7 +117,7 @@ def test_equals_the_references(bundle: Bundle) -> None:
         ]
         int4, (codes, scales) = linear(xs[-1], INT4, 1), quantized_per_token(xs[-1])
         for rows in ROWS:
-            *got, y, got_codes, got_scales = bundle.call("forward", *(x[:rows] for x in xs))
+            *got, y, got_codes, got_scales = _call(bundle, [x[:rows] for x in xs])
             for layer, value, want, weight in zip(LAYERS, got, wanted, WEIGHTS, strict=True):
                 assert _near(value, want[:rows], weight), (layer, rows)
             assert same_bits(y, int4[:rows]), same_by_row(y, int4[:rows])
@@ -105,9 +127,9 @@ def test_equals_the_references(bundle: Bundle) -> None:
 
 def test_a_row_of_a_batch_equals_the_row_alone(bundle: Bundle) -> None:
     xs = _inputs()
-    together = bundle.call("forward", *xs)
+    together = _call(bundle, xs)
     for row in (0, 1, 7, 50, 100):
-        alone = bundle.call("forward", *(x[row : row + 1] for x in xs))
+        alone = _call(bundle, [x[row : row + 1] for x in xs])
         for one, batch in zip(alone, together, strict=True):
             assert same_bits(one, batch[row : row + 1])
 
@@ -115,7 +137,7 @@ def test_a_row_of_a_batch_equals_the_row_alone(bundle: Bundle) -> None:
 def test_the_report_names_them(bundle: Bundle) -> None:
     layers = {layer.name: layer for layer in bundle.manifest.layers}
     assert len(layers) == len(LAYERS) + 1
-    for index, (outputs, inputs, _, activations) in enumerate(LAYERS):
+    for index, (outputs, inputs, _, activations, _) in enumerate(LAYERS):
         layer = layers[f"layer{index}_0"]
         assert layer.shape == (outputs, inputs) and layer.activations == activations
         assert layer.scheme.startswith("e4m3, blocks of ") and "fp8" in layer.kernel
@@ -127,7 +149,7 @@ def test_the_report_names_them(bundle: Bundle) -> None:
 def test_weights_that_make_no_sense_are_refused() -> None:
     module = _Operators()
     module.get_buffer("layer1_0")[3, 4] = 0x7F
-    xs = (*(torch.zeros(5, inputs) for _, inputs, _, _ in LAYERS), torch.zeros(5, 96))
+    xs = (*(torch.zeros(5, inputs, dtype=TORCH[io]) for _, inputs, _, _, io in LAYERS), torch.zeros(5, 96))
     program = torch.export.export(module, xs)
     with pytest.raises(CompilerError, match="layer1_0") as error:
         halfbyte.compile(program, "unused")

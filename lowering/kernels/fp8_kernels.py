@@ -1,0 +1,139 @@
+"""The kernels of linears with e4m3 weights, by the unit that multiplies floats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from halfbyte.lowering.kernels.generator import ROW_BLOCK, render, soft_suffix
+
+
+class FloatUnit(Enum):
+    """What a CPU multiplies floats by, the best first: which of its features that takes."""
+
+    TILES = frozenset({"avx512f", "avx512bw", "avx512bf16", "amx-tile", "amx-bf16"})
+    DOTS = frozenset({"avx512f", "avx512bw", "avx512bf16"})
+    WIDE = frozenset({"avx512f"})
+    NARROW = frozenset[str]()
+
+    @classmethod
+    def of(cls, features: frozenset[str]) -> FloatUnit:
+        """The best unit of a CPU with these features (LLVM's names)."""
+        return next(unit for unit in cls if unit.value <= features)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether it multiplies pairs of bf16."""
+        return self in (FloatUnit.TILES, FloatUnit.DOTS)
+
+    def planes(self, io: str, quantized: bool) -> int:
+        """bf16 planes that hold an activation exactly; 0 where the unit takes float32."""
+        if not self.pairs:
+            return 0
+        return 1 if quantized else {"bf16": 1, "f16": 2, "f32": 3}[io]
+
+
+@dataclass(frozen=True)
+class Fp8Values:
+    """``fp8_values.mlir.j2``: the activation side.
+
+    Attributes:
+        io: dtype of x.
+        quantized: to e4m3; else x stays float.
+        planes: of bf16 that the values are cut into, or 0 for float32.
+        soft_f16: the CPU has no instruction that casts f16.
+    """
+
+    io: str
+    quantized: bool
+    planes: int
+    soft_f16: bool = False
+
+    @property
+    def _mode(self) -> str:
+        return "e4m3" if self.quantized else "float"
+
+    @property
+    def symbol(self) -> str:
+        planes = f"_planes{self.planes}" if self.planes else ""
+        return f"halfbyte_values_{self._mode}{planes}_{self.io}{soft_suffix(self.soft_f16, self.io)}"
+
+    def text(self) -> str:
+        return render(
+            "fp8_values.mlir.j2",
+            name=self.symbol,
+            io=self.io,
+            mode=self._mode,
+            planes=self.planes,
+            soft_f16=self.soft_f16,
+        )
+
+
+@dataclass(frozen=True)
+class Fp8Gemm:
+    """``fp8_dots.mlir.j2`` or, where bf16 has no unit, ``fp8_gemm.mlir.j2``.
+
+    Attributes:
+        unit: what multiplies.
+        planes: of the values, see `Fp8Values`.
+        io: dtype of the result.
+        bias: whether a bias is added.
+        soft_f16: the CPU has no instruction that casts f16.
+    """
+
+    unit: FloatUnit
+    planes: int
+    io: str
+    bias: bool
+    soft_f16: bool = False
+
+    @property
+    def symbol(self) -> str:
+        planes = f"_planes{self.planes}" if self.planes else ""
+        rest = ("_bias" if self.bias else "") + ("_softf16" if self.soft_f16 else "")
+        return f"halfbyte_gemm_fp8{planes}_{self.unit.name.lower()}_{self.io}{rest}"
+
+    def text(self) -> str:
+        values = dict(
+            name=self.symbol, io=self.io, bias=self.bias, soft_f16=self.soft_f16, row_block=ROW_BLOCK
+        )
+        if self.unit.pairs:
+            tiles = self.unit is FloatUnit.TILES
+            return render(
+                "fp8_dots.mlir.j2",
+                **values,
+                **_E4M3_TABLES,
+                columns=64,
+                heights=(4, 2, 1) if self.planes == 1 else (2, 1),
+                planes=self.planes,
+                panel=ROW_BLOCK if tiles else 48,
+                tiles=tiles,
+            )
+        wide = self.unit is FloatUnit.WIDE
+        return render(
+            "fp8_gemm.mlir.j2",
+            **values,
+            columns=64 if wide else 16,
+            heights=(6, 4, 2, 1) if wide else (4, 2, 1),
+            panel=48,
+        )
+
+
+def _e4m3_tables() -> dict[str, list[int]]:
+    """Bytes of the bf16 that is an e4m3 value over 256.
+
+    ``normal_high`` by exponent; the low byte of a normal value is its last four bits, moved up.
+    ``small_high``, ``small_low`` by the last bits of a value with exponent 0: count * 2^-17.
+    """
+    small = [0] * 16
+    for count in range(1, 8):
+        top = count.bit_length() - 1
+        small[count] = (110 + top) << 7 | (count << 7 >> top) & 127
+    return {
+        "normal_high": [(exponent + 112) >> 1 for exponent in range(16)],
+        "small_high": [bits >> 8 for bits in small],
+        "small_low": [bits & 255 for bits in small],
+    }
+
+
+_E4M3_TABLES = _e4m3_tables()
