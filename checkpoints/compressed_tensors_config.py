@@ -108,7 +108,7 @@ def compressed_tensors_config(found: QuantizationConfig) -> CompressedTensorsCon
     for name, group in groups.items():
         targets += _group(str(name)[:100], group, kind, where)
     targets.sort(key=lambda target: _ORDER.index(target[0].match))
-    ignored = tuple(_rule(text, where) for text in _texts(values, "ignore", where))
+    ignored = tuple(rule for text in _texts(values, "ignore", where) for rule in _rules(text, where))
     label = f"compressed-tensors {kind}" if kind else "compressed-tensors"
     return CompressedTensorsConfig(label, where, ignored, tuple(targets), _notes(values, where))
 
@@ -124,7 +124,7 @@ def _group(name: str, values: Any, kind: str | None, where: str) -> list[tuple[R
         quantization_args(values.get("output_activations"), f"{place}, output_activations") is not None,
         _format(values, place) or kind,
     )
-    return [(_rule(text, place), group) for text in _texts(values, "targets", place)]
+    return [(rule, group) for text in _texts(values, "targets", place) for rule in _rules(text, place)]
 
 
 def _names(layer: str) -> tuple[str, ...]:
@@ -133,12 +133,10 @@ def _names(layer: str) -> tuple[str, ...]:
     return (layer, f"{parent}.{_FUSED[leaf]}") if leaf in _FUSED else (layer,)
 
 
-def _rule(text: str, where: str) -> Rule:
+def _rules(text: str, where: str) -> list[Rule]:
     if text.startswith("re:"):
-        return Rule(Match.START, text[3:], {}, where)
-    # A module path has dots, unless it is the head; a class has none.
-    is_path = "." in text or text.islower()
-    return Rule(Match.EXACT if is_path else Match.CLASS, text, {}, where)
+        return [Rule(Match.START, text[3:], {}, where)]
+    return [Rule(match, text, {}, where) for match in (Match.EXACT, Match.CLASS)]
 
 
 def _format(values: dict[str, Any], where: str) -> str | None:

@@ -1,30 +1,79 @@
-"""ggml's block layouts, from the bytes of rows to codes, scales and minima.
+"""ggml's types of tensors: which of them are integer weights, and how rows of bytes become numbers.
 
-Blocks of 32 values run along K; d and m are float16. Semantics: ggml's reference dequantization,
-Q4_0 ``(u - 8) * d``, Q4_1 ``u * d + m``, Q8_0 ``q * d``.
+A type whose values are codes times a scale, with at most a minimum, is read as such, exactly: as 4 bits when its
+codes fit them, else as 8. Every other type is dequantized to float32, by the gguf package.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-BLOCK = 32
+from halfbyte.checkpoints import gguf_small_blocks as small
+from halfbyte.checkpoints import gguf_super_blocks as large
+from halfbyte.passes.scheme import WeightScheme, Zero
+
 _FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-INTEGER = ("q4_0", "q4_1", "q8_0")
 _ROWS = 2048
 
 
 @dataclass(frozen=True)
+class BlockType:
+    """A type of codes times a scale.
+
+    Attributes:
+        bits: of the codes as read, 4 or 8.
+        group: values that share a scale.
+        zero: SYMMETRIC (codes around 8 or 128) or MINIMUM.
+        scale_dtype: ``f16`` as stored, or ``f32`` where the scale is a product.
+        size: bytes of a block.
+        unpack: uint8 [N, B, size] -> codes uint8 [N, K], scale [N, G], minimum [N, G] or None.
+    """
+
+    bits: int
+    group: int
+    zero: Zero
+    scale_dtype: str
+    size: int
+    unpack: Callable[[torch.Tensor], small.Parts]
+
+    def scheme(self, inputs: int) -> WeightScheme:
+        """Of a weight with this many inputs."""
+        return WeightScheme(self.group, inputs == self.group, self.zero, self.scale_dtype, bits=self.bits)
+
+
+INTEGER = {
+    "q4_0": BlockType(4, 32, Zero.SYMMETRIC, "f16", 18, small.q4_0),
+    "q4_1": BlockType(4, 32, Zero.MINIMUM, "f16", 20, small.q4_1),
+    "q5_0": BlockType(8, 32, Zero.SYMMETRIC, "f16", 22, small.q5_0),
+    "q5_1": BlockType(8, 32, Zero.MINIMUM, "f16", 24, small.q5_1),
+    "q8_0": BlockType(8, 32, Zero.SYMMETRIC, "f16", 34, small.q8_0),
+    "iq4_nl": BlockType(8, 32, Zero.SYMMETRIC, "f16", 18, small.iq4_nl),
+    "q2_k": BlockType(4, 16, Zero.MINIMUM, "f32", 84, large.q2_k),
+    "q3_k": BlockType(4, 16, Zero.SYMMETRIC, "f32", 110, large.q3_k),
+    "q4_k": BlockType(4, 32, Zero.MINIMUM, "f32", 144, large.q4_k),
+    "q5_k": BlockType(8, 32, Zero.MINIMUM, "f32", 176, large.q5_k),
+    "q6_k": BlockType(8, 16, Zero.SYMMETRIC, "f32", 210, large.q6_k),
+    "iq4_xs": BlockType(8, 32, Zero.SYMMETRIC, "f32", 136, large.iq4_xs),
+}
+
+
+@dataclass(frozen=True)
 class Blocks:
-    """Codes uint8 [N, K], scale float16 [N, K / 32], minimum likewise or None; bits 4 or 8 (zero is 8 or 128)."""
+    """Codes uint8 [N, K], scale [N, G], minimum likewise or None (then zero is 8 or 128), and their type."""
 
     codes: torch.Tensor
     scale: torch.Tensor
     minimum: torch.Tensor | None
-    bits: int = 4
+    type: BlockType
+
+
+def is_float(kind: str) -> bool:
+    """Whether a type holds floats as they are."""
+    return kind in _FLOATS
 
 
 def float_dtype(kind: str) -> torch.dtype:
@@ -33,7 +82,7 @@ def float_dtype(kind: str) -> torch.dtype:
 
 
 def can_dequantize(kind: str, number: int) -> bool:
-    """Whether `float_rows` can read a type: floats, Q4_0, Q4_1, Q8_0, and what the gguf package can."""
+    """Whether `float_rows` can read a type: floats, those of `INTEGER`, and what the gguf package can."""
     if kind in _FLOATS or kind in INTEGER:
         return True
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -48,20 +97,9 @@ def can_dequantize(kind: str, number: int) -> bool:
 
 
 def integer_rows(raw: torch.Tensor, kind: str) -> Blocks:
-    """uint8 [N, row bytes] of Q4_0, Q4_1 or Q8_0 -> `Blocks`.
-
-    Byte j of a 4-bit block holds values j (low) and j + 16; Q8_0's signed bytes become codes by adding 128.
-    """
-    if kind == "q8_0":
-        octets = raw.reshape(raw.shape[0], -1, 2 + BLOCK)
-        codes = (octets[..., 2:] ^ 128).reshape(raw.shape[0], -1)
-        return Blocks(codes, _halves(octets, 0), None, 8)
-    head = 2 if kind == "q4_0" else 4
-    blocks = raw.reshape(raw.shape[0], -1, head + BLOCK // 2)
-    octets = blocks[..., head:]
-    codes = torch.cat([octets & 15, octets >> 4], -1).reshape(raw.shape[0], -1)
-    minimum = _halves(blocks, 2) if kind == "q4_1" else None
-    return Blocks(codes, _halves(blocks, 0), minimum)
+    """uint8 [N, row bytes] of a type of `INTEGER` -> `Blocks`."""
+    block = INTEGER[kind]
+    return Blocks(*block.unpack(raw.reshape(raw.shape[0], -1, block.size)), block)
 
 
 def float_rows(raw: torch.Tensor, kind: str, number: int) -> torch.Tensor:
@@ -82,18 +120,13 @@ def float_rows(raw: torch.Tensor, kind: str, number: int) -> torch.Tensor:
 def _dequantized(raw: torch.Tensor, kind: str, number: int) -> torch.Tensor:
     if kind in INTEGER:
         blocks = integer_rows(raw, kind)
-        scale = blocks.scale.float().repeat_interleave(BLOCK, 1)
+        scale = blocks.scale.float().repeat_interleave(blocks.type.group, 1)
         if blocks.minimum is None:
-            return (blocks.codes.float() - 2 ** (blocks.bits - 1)) * scale
-        return blocks.codes.float() * scale + blocks.minimum.float().repeat_interleave(BLOCK, 1)
+            return (blocks.codes.float() - 2 ** (blocks.type.bits - 1)) * scale
+        return blocks.codes.float() * scale + blocks.minimum.float().repeat_interleave(blocks.type.group, 1)
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
-    return torch.from_numpy(
-        np.ascontiguousarray(dequantize(raw.numpy(), GGMLQuantizationType(number)), np.float32)
-    )
-
-
-def _halves(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """float16 [N, G] that stands at byte `at` of every block."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
+    with np.errstate(all="ignore"):  # the caller looks for what is not finite
+        values = dequantize(raw.numpy(), GGMLQuantizationType(number))
+    return torch.from_numpy(np.ascontiguousarray(values, np.float32))

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from halfbyte.checkpoints import gguf_blocks as blocks
-from halfbyte.checkpoints.architecture import Architecture, LinearShape, architecture_of
+from halfbyte.checkpoints.architecture import Architecture, LinearShape
 from halfbyte.checkpoints.checkpoint import Checkpoint, FloatInfo, LayerInfo
+from halfbyte.checkpoints.decoder_shapes import architecture_of
 from halfbyte.checkpoints.float_parameters import HEAD, drop_zero_biases, match_parameters
 from halfbyte.checkpoints.folder import path_inside
 from halfbyte.checkpoints.gguf_config import differences, gguf_config
@@ -20,12 +21,10 @@ from halfbyte.checkpoints.json_file import read_json_object
 from halfbyte.checkpoints.tokenizer import save_gguf_tokenizer
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.report import Refusal
-from halfbyte.passes.scheme import WeightScheme, Zero
 from halfbyte.passes.weight import QuantTensor
 
-_FLOAT_TYPES = ("f32", "f16", "bf16")
 _COMPUTED = ("rope_freqs.weight",)
-_ACCEPTED = "q4_0, q4_1, q8_0, f16, bf16, f32"
+_ACCEPTED = ", ".join([*blocks.INTEGER, "f16", "bf16", "f32"])
 
 
 @dataclass(kw_only=True)
@@ -52,8 +51,9 @@ class GgufCheckpoint(Checkpoint):
         for part in (found.scale, found.minimum):
             if part is not None and not bool(torch.isfinite(part).all()):
                 raise _not_finite(layer, tensor)
+        block = found.type
         return QuantTensor(
-            layer, found.codes, found.scale, blocks.BLOCK, minimum=found.minimum, bits=found.bits
+            layer, found.codes, found.scale, block.group, minimum=found.minimum, bits=block.bits
         )
 
     def float_tensor(self, name: str) -> torch.Tensor:
@@ -66,7 +66,7 @@ class GgufCheckpoint(Checkpoint):
             values = blocks.float_rows(raw, tensor.type, tensor.number).reshape(tensor.shape)
             return self._rows(layer, values)
         values = blocks.float_rows(self._rows(layer, raw), tensor.type, tensor.number)
-        if tensor.type not in _FLOAT_TYPES and not bool(torch.isfinite(values).all()):
+        if not blocks.is_float(tensor.type) and not bool(torch.isfinite(values).all()):
             raise _not_finite(layer, tensor)
         return values.reshape(tensor.shape)
 
@@ -127,20 +127,17 @@ def open_gguf(file: Path, given: Path | None = None) -> GgufCheckpoint:
 
 
 def _layer(name: str, linear: LinearShape, tensor: GgufTensor) -> LayerInfo:
-    storage, scheme, refusal = f"gguf {tensor.type}", None, None
+    scheme, reason, refusal = None, "", None
     if tensor.type in blocks.INTEGER:
-        zero, bits = (
-            Zero.MINIMUM if tensor.type == "q4_1" else Zero.SYMMETRIC,
-            8 if tensor.type == "q8_0" else 4,
-        )
-        scheme = WeightScheme(blocks.BLOCK, linear.shape[1] == blocks.BLOCK, zero, "f16", bits=bits)
-    elif tensor.type not in _FLOAT_TYPES:
-        can = blocks.can_dequantize(tensor.type, tensor.number)
-        advice = "convert the model to Q4_0 or Q4_1" + (
-            ", or compile with --on-unsupported float" if can else ""
-        )
-        refusal = Refusal(name, f"gguf type {tensor.type}", _ACCEPTED, advice)
-    return LayerInfo(name, linear.shape, storage, scheme, bias=linear.bias, refusal=refusal)
+        scheme = blocks.INTEGER[tensor.type].scheme(linear.shape[1])
+    elif blocks.is_float(tensor.type):
+        pass
+    elif blocks.can_dequantize(tensor.type, tensor.number):
+        reason = f"dequantized: gguf type {tensor.type} is not codes times a scale"
+    else:
+        refusal = Refusal(name, f"gguf type {tensor.type}", _ACCEPTED, "convert the model to Q4_0 or Q4_K")
+    storage, bias = f"gguf {tensor.type}", linear.bias
+    return LayerInfo(name, linear.shape, storage, scheme, bias=bias, reason=reason, refusal=refusal)
 
 
 def _floats(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from halfbyte.checkpoints.contradictions import Contradictions
@@ -12,8 +14,9 @@ from halfbyte.errors import CheckpointError
 _MAY_BE_UNSET = "weight_g_idx"
 
 
+@functools.lru_cache(maxsize=16)
 def sequential(group_size: int, inputs: int) -> torch.Tensor:
-    """int64 [K]: the group of every input when groups are contiguous."""
+    """int64 [K]: the group of every input when groups are contiguous. Shared: not to be written to."""
     return torch.arange(inputs) // group_size
 
 
@@ -83,8 +86,8 @@ def settle_group_size(
                 advice="correct group_size in the configuration",
             )
         return wanted
-    size = int(torch.bincount(g_idx, minlength=groups)[0])
-    if size == 0 or not torch.equal(g_idx.sort().values, sequential(size, inputs)):
+    size = _size_of_all(g_idx, groups, wanted)
+    if size == 0:
         return 0
     if groups != -(-inputs // size):
         raise CheckpointError(
@@ -96,3 +99,11 @@ def settle_group_size(
     if size != wanted:
         contradictions.add(name, f"the configuration says group_size = {said}, g_idx has groups of {size}")
     return size
+
+
+def _size_of_all(g_idx: torch.Tensor, groups: int, likely: int) -> int:
+    """Inputs per group, the last perhaps with fewer; 0 when sizes are unequal."""
+    if is_sequential(g_idx, likely):
+        return likely
+    size = int(torch.bincount(g_idx, minlength=groups)[0])
+    return size if size and torch.equal(g_idx.sort().values, sequential(size, len(g_idx))) else 0

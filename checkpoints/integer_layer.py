@@ -58,8 +58,13 @@ class IntegerLayer(StoredLayer):
         """Reads and checks the tensors of a `readable` layer."""
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Bits that can be unpacked."""
+        return READABLE_BITS
+
+    @property
     def readable(self) -> bool:
-        return self.bits in READABLE_BITS
+        return self.bits in self.widths
 
     def scheme(self) -> WeightScheme | None:
         if self.why_refused():
@@ -71,7 +76,7 @@ class IntegerLayer(StoredLayer):
 
     def why_refused(self) -> tuple[str, str] | None:
         if not self.readable:
-            return f"bits = {self.bits}", "bits = 4 or 8"
+            return f"bits = {self.bits}", f"bits = {' or '.join(map(str, self.widths))}"
         if self.group_size == 0:
             return "groups of unequal size (g_idx)", "groups of one size, only the last may be shorter"
         if self.groups > 1 and self.group_size % 8:

@@ -21,6 +21,7 @@ class Match(enum.Enum):
 
     EXACT = "exact"
     SUFFIX = "suffix"  # the name ends with "." + text
+    PARTS = "parts"  # the dotted parts of text stand in the name, one after the other
     START = "start"  # a regular expression, anchored at the start (re.match)
     SEARCH = "search"  # a regular expression, anywhere (re.search)
     PREFIX = "prefix"  # the name is the text, or begins with text + "."
@@ -58,6 +59,8 @@ class Rule:
             return self.text.lower() in _CLASSES
         if self.match is Match.SUFFIX:
             return name.endswith("." + self.text)
+        if self.match is Match.PARTS:
+            return f".{self.text.strip('.')}." in f".{name}."
         if len(self.text) > _MAX_PATTERN:
             raise self._bad(f"{len(self.text)} characters")
         compare = regex.match if self.match is Match.START else regex.search

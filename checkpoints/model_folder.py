@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from halfbyte.checkpoints.architecture import Architecture, architecture_of, checked_config
+from halfbyte.checkpoints.architecture import LOOKED_AT, Architecture, checked_config
 from halfbyte.checkpoints.checkpoint import FloatInfo, LayerInfo
+from halfbyte.checkpoints.decoder_shapes import architecture_of
+from halfbyte.checkpoints.experts import names_in_file
 from halfbyte.checkpoints.float_parameters import (
     EMBEDDING,
     HEAD,
@@ -26,6 +28,7 @@ from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder, refuse_pi
 from halfbyte.errors import CheckpointError
 
 _COMPUTED = (".rotary_emb.inv_freq",)  # old checkpoints store it, models compute it
+_OF_CACHES = (".k_scale", ".v_scale", ".q_scale", ".kv_scale")
 _SHOWN = 5
 _SHORT = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32", torch.float64: "f64"}
 
@@ -40,6 +43,7 @@ class ModelFolder:
         tensors: headers of all tensors.
         architecture: layers and parameters of the model.
         quantization: the quantization configuration, if there is one.
+        glance: only its headers are asked for; readers may take a few of its small tensors for all of them.
         warnings: gathered for the checkpoint.
     """
 
@@ -48,6 +52,7 @@ class ModelFolder:
     tensors: SafetensorsFolder
     architecture: Architecture
     quantization: QuantizationConfig | None
+    glance: bool = False
     warnings: list[str] = field(default_factory=list)
 
     def float_parts(
@@ -90,7 +95,13 @@ class ModelFolder:
         return found
 
     def _report_unused(self, used: set[str]) -> None:
-        unused = [name for name in self.tensors if name not in used and not name.endswith(_COMPUTED)]
+        known = used | self.architecture.buffers
+        unused = [name for name in self.tensors if name not in known and not name.endswith(_COMPUTED)]
+        if any(name.endswith(_OF_CACHES) for name in unused):
+            self.warnings.append(
+                "scales of quantized key and value caches are not used: caches keep the model's dtype"
+            )
+            unused = [name for name in unused if not name.endswith(_OF_CACHES)]
         unknown, _ = drop_zero_biases(self.architecture, unused, self.tensors.read)
         if unknown:
             shown = ", ".join(name[:200] for name in unknown[:_SHOWN])
@@ -98,7 +109,7 @@ class ModelFolder:
             self.warnings.append(f"tensors that no parameter of the model uses: {shown}{more}")
 
 
-def open_folder(folder: Path) -> ModelFolder:
+def open_folder(folder: Path, *, glance: bool = False) -> ModelFolder:
     """Reads configuration and headers of a folder with config.json and safetensors.
 
     Raises:
@@ -114,9 +125,15 @@ def open_folder(folder: Path) -> ModelFolder:
         )
     raw = read_json_object(path_inside(folder, "config.json", named_by=folder.name))
     quantization = find_quantization_config(folder, raw)
-    config = checked_config(raw, "config.json")
+    config = checked_config(raw, "config.json", glance=glance)
     tensors = SafetensorsFolder(folder)
-    return ModelFolder(folder, config, tensors, architecture_of(config), quantization)
+    architecture, warnings = architecture_of(config), []
+    if config["model_type"] in LOOKED_AT:
+        architecture = architecture.renamed(names_in_file(tensors))
+        warnings.append(
+            f"models of the family {config['model_type']} have experts: compile does not take them yet"
+        )
+    return ModelFolder(folder, config, tensors, architecture, quantization, glance, warnings)
 
 
 def refuse_both(layer: str, folder: ModelFolder, part: str) -> None:
@@ -133,4 +150,5 @@ def refuse_both(layer: str, folder: ModelFolder, part: str) -> None:
 def require_weight(layer: str, folder: ModelFolder, part: str) -> None:
     """Raises a `CheckpointError` that names both possible tensors when the layer has neither."""
     if f"{layer}.weight" not in folder.tensors and f"{layer}.{part}" not in folder.tensors:
-        raise missing_tensor([f"{layer}.{part}", f"{layer}.weight"], folder.tensors, folder.path.name)
+        wanted = dict.fromkeys((f"{layer}.{part}", f"{layer}.weight"))
+        raise missing_tensor([*wanted], folder.tensors, folder.path.name)

@@ -32,7 +32,7 @@ class LayerReader(Protocol):
 
     @property
     def weights(self) -> tuple[str, ...]:
-        """What the weight of a quantized layer may be called, beside ``weight`` itself; the usual one first."""
+        """What the weight of a quantized layer may be called; the usual name first."""
         ...
 
     def quantizes(self, layer: str) -> bool:
@@ -92,7 +92,7 @@ def open_quantized(folder: ModelFolder, reader: LayerReader) -> QuantizedFolder:
     for name, linear in folder.architecture.linears.items():
         if reader.is_quantized(name, folder.tensors):
             for part in reader.weights:
-                if f"{name}.{part}" in folder.tensors:
+                if part != "weight" and f"{name}.{part}" in folder.tensors:
                     refuse_both(name, folder, part)
             found[name] = reader.inspect(name, linear.shape, folder.tensors, contradictions)
         elif f"{name}.weight" in folder.tensors and reader.quantizes(name):
@@ -120,7 +120,7 @@ def _info(layer: StoredLayer, folder: ModelFolder) -> LayerInfo:
     if (why := layer.why_refused()) is not None:
         refusal = Refusal(layer.name, *why, "quantize the layer anew, or compile with --on-unsupported float")
         if not layer.readable:
-            refusal = Refusal(layer.name, *why, "quantize the layer anew with 4 or 8 bits")
+            refusal = Refusal(layer.name, *why, f"quantize the layer anew with {why[1]}")
     return LayerInfo(
         layer.name,
         layer.shape,

@@ -6,14 +6,16 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from halfbyte.checkpoints.auto_round import AUTO_ROUND, open_auto_round
+from halfbyte.checkpoints.auto_round_handover import other_method
+from halfbyte.checkpoints.awq import open_awq
 from halfbyte.checkpoints.checkpoint import Checkpoint
 from halfbyte.checkpoints.compressed_tensors import open_compressed_tensors
 from halfbyte.checkpoints.float_folder import open_float
 from halfbyte.checkpoints.folder import path_inside
 from halfbyte.checkpoints.fp8 import open_fp8
 from halfbyte.checkpoints.gguf_file import open_gguf
-from halfbyte.checkpoints.gptq import open_auto_round, open_gptq
-from halfbyte.checkpoints.gptq_config import AUTO_ROUND
+from halfbyte.checkpoints.gptq import open_gptq
 from halfbyte.checkpoints.model_folder import ModelFolder, open_folder
 from halfbyte.checkpoints.safetensors_folder import holds_weights
 from halfbyte.checkpoints.w4afp8 import open_w4afp8
@@ -21,6 +23,7 @@ from halfbyte.errors import CheckpointError
 
 # quant_method -> reader. A new format of folders is one file and one row.
 READERS: dict[str, Callable[[ModelFolder], Checkpoint]] = {
+    "awq": open_awq,
     "gptq": open_gptq,
     **dict.fromkeys(AUTO_ROUND, open_auto_round),
     "compressed-tensors": open_compressed_tensors,
@@ -29,7 +32,6 @@ READERS: dict[str, Callable[[ModelFolder], Checkpoint]] = {
 }
 # Methods that exist but that no reader here understands yet.
 _NOT_YET = (
-    "awq",
     "torchao",
     "bitsandbytes",
     "modelopt",
@@ -38,11 +40,12 @@ _NOT_YET = (
 )
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], *, glance: bool = False) -> Checkpoint:
     """Opens a checkpoint by its headers: configuration, tensor headers and the small tensors of zero points.
 
     Args:
         path: a Hugging Face model folder, a folder that holds one .gguf file, or a .gguf file.
+        glance: no weight will be read: a sample of the zero points of a layer stands for all of them.
 
     Raises:
         CheckpointError: nothing there, an unknown or unsupported kind, or anything malformed. Layers that
@@ -64,9 +67,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
                 advice="give the file itself",
             )
         return open_gguf(path_inside(path, ggufs[0].name, named_by=path.name), given=path)
-    folder = open_folder(path)
+    folder = open_folder(path, glance=glance)
     if ggufs:
         folder.warnings.append(f"the folder holds safetensors and {ggufs[0].name}: the safetensors are read")
+    if folder.quantization is not None and folder.quantization.method in AUTO_ROUND:
+        folder.quantization = other_method(folder.quantization) or folder.quantization
     return _reader(folder)(folder)
 
 

@@ -22,6 +22,7 @@ from halfbyte.errors import CheckpointError
 
 _MAX_HEADER = 100 * 2**20  # the limit of the safetensors package itself
 _MAX_DIMENSIONS = 8
+_COPIED = 2**20  # bytes; up to here reading costs less than mapping
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -60,13 +61,15 @@ class StoredTensor:
     size: int
 
     def read(self) -> torch.Tensor:
-        """The tensor, backed by a private map of just its part of the file: no copy, gone with the tensor.
+        """The tensor: a large one backed by a private map of just its part of the file, without a copy.
 
         Raises:
-            CheckpointError: when the file cannot be mapped.
+            CheckpointError: when the file cannot be read.
         """
         if self.size == 0:
             return torch.empty(self.shape, dtype=self.dtype)
+        if self.size <= _COPIED:
+            return self._copied(self.start, self.size).reshape(self.shape)
         # A map must start at a multiple of the page size.
         page = self.start - self.start % mmap.ALLOCATIONGRANULARITY
         offset = self.start - page
@@ -80,6 +83,28 @@ class StoredTensor:
             return torch.frombuffer(aligned, dtype=self.dtype).reshape(self.shape)
         count = self.size // self.dtype.itemsize
         return torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=offset).reshape(self.shape)
+
+    def rows(self, *numbers: int) -> torch.Tensor:
+        """These entries along the first dimension, read without touching the others.
+
+        Raises:
+            CheckpointError: when the file cannot be read.
+        """
+        size = self.size // self.shape[0]
+        parts = [self._copied(self.start + number * size, size) for number in numbers]
+        return torch.cat(parts).reshape(len(numbers), *self.shape[1:])
+
+    def _copied(self, start: int, size: int) -> torch.Tensor:
+        octets = bytearray(size)
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(start)
+                got = file.readinto(octets)
+        except OSError as error:
+            raise CheckpointError("cannot be read", where=self.path.name, found=str(error)) from None
+        if got != size:
+            raise CheckpointError("has become shorter since it was opened", where=self.path.name)
+        return torch.frombuffer(octets, dtype=self.dtype)
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:

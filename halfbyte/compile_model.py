@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halfbyte.layer_activations import LayerActivations
 from halfbyte.lowering.options import CompileOptions
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from halfbyte.lowering.splice import Spliced
     from halfbyte.lowering.targets.cpu import CpuTarget
     from halfbyte.passes.program import Program
-    from halfbyte.passes.report import Refusal
-    from halfbyte.passes.scheme import Activations
     from halfbyte.passes.weight import Weight
     from halfbyte.runtime.manifest import Manifest, Model, Tensor
 
@@ -143,13 +142,15 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
     from halfbyte.runtime.manifest import Tensor
 
     with watch("load"):
+        activations = LayerActivations.of(vars(options))
         checkpoint = open_checkpoint(path)
+        activations.check_patterns(checkpoint.layers.values())
         report = Report(warnings=list(checkpoint.warnings))
         for layer in checkpoint.layers.values():
-            report.layers.append(_row(layer, options))
+            report.layers.append(_row(layer, activations, options))
             if layer.refusal is not None:
                 report.refusals.append(layer.refusal)
-            if (refused := refused_activations(layer, options.activations)) is not None:
+            if (refused := activations.refused(layer)) is not None:
                 report.refusals.append(refused)
         if "lm_head" not in checkpoint.layers and checkpoint.config.get("tie_word_embeddings"):
             report.layers.append(_tied_head(checkpoint))
@@ -158,10 +159,7 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
     with watch("rewrite"):
         dtype = _dtype(options)
         model = build_model(
-            checkpoint,
-            dtype=dtype,
-            activations=lambda layer: choose_activations(layer, options.activations),
-            min_tokens=options.min_tokens,
+            checkpoint, dtype=dtype, activations=activations.choose, min_tokens=options.min_tokens
         )
         context = _context(model.config, options)
     with watch("export"):
@@ -172,37 +170,7 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
     return program, _Facts(_model(checkpoint.config, model.config, context, options), caches, checkpoint)
 
 
-def choose_activations(layer: LayerInfo, wanted: str) -> Activations:
-    """What a quantized layer does to its input under the option ``--activations``.
-
-    Not every weight goes with all activations; `refused_activations` says so, and where that is allowed to
-    change numbers the layer keeps float activations.
-    """
-    from halfbyte.passes.scheme import Activations
-
-    chosen = layer.activations if wanted == "auto" else Activations(wanted)
-    return chosen if layer.scheme is None or chosen in layer.scheme.computed else Activations.NONE
-
-
-def refused_activations(layer: LayerInfo, wanted: str) -> Refusal | None:
-    """Why a quantized layer cannot have the activations of the option ``--activations``, or None."""
-    from halfbyte.passes.report import Refusal
-    from halfbyte.passes.scheme import Activations
-
-    if layer.scheme is None:
-        return None
-    if wanted == "auto" and layer.refused_activations is not None:
-        return layer.refused_activations
-    chosen = layer.activations if wanted == "auto" else Activations(wanted)
-    if chosen in layer.scheme.computed:
-        return None
-    others = " or ".join(kind.value for kind in layer.scheme.computed)
-    advice = f"use --activations {others}, or --on-unsupported float to keep this layer's activations float"
-    found = f"{chosen.value} activations for {layer.scheme}"
-    return Refusal(layer.name, found, f"activations {others} for such weights", advice)
-
-
-def _row(layer: LayerInfo, options: CompileOptions) -> Any:
+def _row(layer: LayerInfo, choice: LayerActivations, options: CompileOptions) -> Any:
     from halfbyte.passes.report import LayerRow
     from halfbyte.passes.scheme import Fp8Scheme, mode_name
 
@@ -211,7 +179,7 @@ def _row(layer: LayerInfo, options: CompileOptions) -> Any:
         if layer.refusal is not None:
             reason = f"dequantized: {layer.refusal.found} cannot be computed as quantized"
         return LayerRow(layer.name, layer.shape, layer.storage, "float", "float", reason=reason)
-    activations = choose_activations(layer, options.activations)
+    activations = choice.choose(layer)
     reason = layer.reason
     if options.min_tokens and isinstance(layer.scheme, Fp8Scheme):
         reason = "--min-tokens does not apply to e4m3 weights"
@@ -303,11 +271,19 @@ def _model(raw: dict[str, Any], config: Any, context: int, options: CompileOptio
 def _from_graph(
     model: ExportedProgram | Program, options: CompileOptions, watch: _Watch
 ) -> tuple[Program, _Facts]:
+    from halfbyte.errors import UsageError
     from halfbyte.passes.program import Program
     from halfbyte.passes.report import raise_refusals
     from halfbyte.rewrite_model import rewrite
     from halfbyte.runtime.manifest import Model
 
+    if options.layers:
+        raise UsageError(
+            "layers of a graph cannot be chosen by name",
+            where="layers",
+            found=", ".join(options.layers)[:200],
+            accepted="layers of a checkpoint",
+        )
     with watch("rewrite"):
         if isinstance(model, Program):
             program = model

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from halfbyte.layer_activations import LayerActivations
 
 if TYPE_CHECKING:
     from halfbyte.checkpoints import LayerInfo
@@ -96,37 +98,51 @@ _INPUT_OF_FP8 = {
 }
 
 
-def inspect(model: str | Path, *, activations: str = "auto", on_unsupported: str = "error") -> Inspection:
+def inspect(
+    model: str | Path,
+    *,
+    activations: str = "auto",
+    layers: Sequence[str] = (),
+    on_unsupported: str = "error",
+) -> Inspection:
     """Reads the headers of a checkpoint and says, per layer, what it is and what compile would make of it.
+
+    Whether packed layers are symmetric is told from the zero points of a few of their groups; compile looks at all.
 
     Args:
         model: a Hugging Face folder or a .gguf file.
         activations: as for compile: ``auto``, ``int8``, ``fp8`` or ``none``.
+        layers: as for compile: PATTERN=KIND.
         on_unsupported: as for compile: ``error`` or ``float``.
 
     Raises:
         CheckpointError: the checkpoint is unreadable, malformed or of an unknown format.
+        UsageError: an entry of ``layers`` is malformed, or about no quantized layer.
     """
     from halfbyte.checkpoints import open_checkpoint
+    from halfbyte.checkpoints.architecture import LOOKED_AT
 
-    checkpoint = open_checkpoint(Path(model))
-    layers = tuple(_plan(layer, activations, on_unsupported) for layer in checkpoint.layers.values())
+    choice = LayerActivations.of({"activations": activations, "layers": layers})
+    checkpoint = open_checkpoint(Path(model), glance=True)
+    choice.check_patterns(checkpoint.layers.values())
+    plans = tuple(_plan(layer, choice, on_unsupported) for layer in checkpoint.layers.values())
+    if checkpoint.config.get("model_type") in LOOKED_AT:
+        plans = tuple(replace(plan, plan="refused: a model with experts") for plan in plans)
     config = {key: checkpoint.config[key] for key in _CONFIG if key in checkpoint.config}
     family = str(checkpoint.config.get("model_type", "unknown"))
-    return Inspection(str(model), checkpoint.format, family, config, layers, tuple(checkpoint.warnings))
+    return Inspection(str(model), checkpoint.format, family, config, plans, tuple(checkpoint.warnings))
 
 
-def _plan(layer: LayerInfo, wanted: str, on_unsupported: str) -> LayerPlan:
-    from halfbyte.compile_model import choose_activations, refused_activations
+def _plan(layer: LayerInfo, choice: LayerActivations, on_unsupported: str) -> LayerPlan:
     from halfbyte.passes.scheme import Fp8Scheme, mode_name
 
     if layer.scheme is not None:
-        activations = choose_activations(layer, wanted)
+        activations = choice.choose(layer)
         words = _INPUT[activations.value]
         if isinstance(layer.scheme, Fp8Scheme):
             words = _INPUT_OF_FP8[activations.value]
         plan = f"{mode_name(layer.scheme, activations)}: {words}"
-        if (refused := refused_activations(layer, wanted)) is not None:
+        if (refused := choice.refused(layer)) is not None:
             plan = f"refused: {refused.found}" if on_unsupported == "error" else f"{plan} ({refused.found})"
         group, scheme = layer.scheme.group_size, str(layer.scheme)
         return LayerPlan(layer.name, layer.shape, layer.storage, scheme, group, activations.value, plan)

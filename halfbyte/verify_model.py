@@ -194,7 +194,7 @@ def _kernels(
     target: CpuTarget, members: Sequence[LayerInfo], dtype: str, options: Mapping[str, Any]
 ) -> Linear | Fp8Linear:
     """The kernels that compute a layer merged from these members."""
-    from halfbyte.compile_model import choose_activations
+    from halfbyte.layer_activations import LayerActivations
     from halfbyte.lowering.kernels.linear import Linear
     from halfbyte.lowering.layout import Packing
     from halfbyte.passes.scheme import Activations, Fp8Scheme
@@ -203,7 +203,7 @@ def _kernels(
     inputs, scheme, activations = (
         first.shape[1],
         first.scheme,
-        choose_activations(first, options["activations"]),
+        LayerActivations.of(options).choose(first),
     )
     outputs = sum(member.shape[0] for member in members)
     assert scheme is not None
@@ -313,7 +313,7 @@ def _check_layer(runner: Bundle, checkpoint: Checkpoint, layer: ArchivedLayer, x
     kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     linear, members = layer.linear, layer.members
     assert isinstance(linear, Linear | Fp8Linear)
-    weight = join_weights(layer.name, [checkpoint.quantized(member) for member in members])
+    weight = join_weights(layer.name, map(checkpoint.quantized, members), layer.outputs)
     biases = [checkpoint.float_tensor(f"{member}.bias").float() for member in members] if linear.bias else []
     bias = torch.cat(biases) if biases else None
     ordered, limit = x.to(kinds[linear.io]), 0.0

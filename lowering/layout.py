@@ -98,16 +98,28 @@ def refusal(scheme: WeightScheme) -> str | None:
 
 def pack_codes(weight: QuantTensor) -> np.ndarray:
     """uint8 [N/64, K/8, 4, 64], or [N/64, K/8, 2, 4, 64] for 8 bits, from the codes of a weight."""
-    outputs, inputs = weight.shape
-    padded = np.zeros((up(outputs, 64), up(inputs, 8)), np.uint8)
-    padded[:outputs, :inputs] = weight.codes.numpy()
-    lines = padded.reshape(-1, 4, 16, padded.shape[1] // 8, 2, 4)
-    if weight.bits == 8:
-        packed = np.ascontiguousarray(lines.transpose(0, 3, 4, 1, 2, 5))
-        return packed.reshape(-1, padded.shape[1] // 8, 2, 4, 64)
-    halves = lines.transpose(0, 3, 1, 4, 2, 5)
-    nibbles = np.bitwise_or(halves[:, :, :, 0], halves[:, :, :, 1] << 4)
-    return np.ascontiguousarray(nibbles).reshape(-1, padded.shape[1] // 8, 4, 64)
+    codes = weight.codes.numpy()
+    outputs, inputs = codes.shape
+    blocks, eights = up(outputs, 64) // 64, up(inputs, 8) // 8
+    words = np.empty((blocks, eights * (1 if weight.bits == 4 else 2), 64), "<u4")
+    for block in range(blocks):
+        part = codes[64 * block : 64 * block + 64]
+        if part.shape != (64, 8 * eights):
+            part = np.pad(part, ((0, 64 - len(part)), (0, 8 * eights - inputs)))
+        words[block] = (_four_bits if weight.bits == 4 else _eight_bits)(np.ascontiguousarray(part)).T
+    lines = (4, 64) if weight.bits == 4 else (2, 4, 64)
+    return words.view(np.uint8).reshape(blocks, eights, *lines)
+
+
+def _four_bits(codes: np.ndarray) -> np.ndarray:
+    """uint8 [N, K] -> [N, K/8] words: byte i of one holds code i of its 8 inputs, and code i + 4 above it."""
+    eights = codes.view("<u8")
+    return (eights | (eights >> np.uint64(28))).astype("<u4")
+
+
+def _eight_bits(codes: np.ndarray) -> np.ndarray:
+    """uint8 [N, K] -> [N, K/4] words."""
+    return codes.view("<u4")
 
 
 def pack_groups(values: torch.Tensor) -> np.ndarray:

@@ -15,6 +15,7 @@ class CompileOptions:
         target: ``cpu``.
         activations: ``auto`` as the checkpoint asks for; ``int8`` (W4A8, W8A8), ``fp8`` (W4AFP8) or ``none``
             (W4A16, W8A16) for every quantized layer.
+        layers: ``PATTERN=KIND``, other activations for layers by name: ``*.mlp.*=int8``. The last that fits counts.
         min_tokens: with int8 activations, calls with fewer tokens take the W4A16 path. A row's bits then
             depend on how many rows come with it. 0: never.
         max_context: positions of the key and value caches; None: the model's own limit, at most 2048.
@@ -30,6 +31,7 @@ class CompileOptions:
 
     target: str = "cpu"
     activations: Literal["auto", "int8", "fp8", "none"] = "auto"
+    layers: tuple[str, ...] = ()
     min_tokens: int = 0
     max_context: int | None = None
     cpu: str = "host"

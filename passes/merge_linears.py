@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +54,8 @@ class MergeLinears:
         for name, members in merged.items():
             for member in members:
                 if member in rows:
-                    rows[member].reason = f"computed by {name}"
+                    known = f"{rows[member].reason}; " if rows[member].reason else ""
+                    rows[member].reason = f"{known}computed by {name}"
         return len(merged)
 
 
@@ -130,7 +131,7 @@ def _merge(
         sources = [program.layers[member] for member in members]
         has_bias = sources[0].bias is not None
         program.layers[name] = LayerSource(
-            lambda: join_weights(name, [source.weight() for source in sources]),
+            lambda: join_weights(name, (source.weight() for source in sources), total),
             _join_biases([source.bias for source in sources if source.bias]) if has_bias else None,
             members,
         )
@@ -149,38 +150,45 @@ def merged_name(members: tuple[str, ...]) -> str:
     return prefix + "+".join(member[len(prefix) :] for member in members)
 
 
-def join_weights(name: str, parts: Sequence[Weight]) -> Weight:
+def join_weights(name: str, parts: Iterable[Weight], outputs: int) -> Weight:
     """One weight whose rows are those of the parts, in order; their schemes and permutations must agree.
 
-    Of e4m3 weights the numbers of outputs per block need not.
+    Of e4m3 weights the numbers of outputs per block need not. The parts are taken one at a time, so that memory
+    holds no more than one of them beside the whole.
+
+    Args:
+        outputs: rows of all parts.
     """
-    fp8 = [part for part in parts if isinstance(part, Fp8Tensor)]
-    if fp8:
-        assert len(fp8) == len(parts)
-        scales = [scales_by_row(part.scale, part.shape[0], part.block_outputs) for part in fp8]
-        bits = torch.cat([part.bits for part in fp8])
-        return Fp8Tensor(name, bits, torch.cat(scales), 1, fp8[0].block_inputs)
-    return _join_integers(name, [part for part in parts if isinstance(part, QuantTensor)])
+    rows: dict[str, torch.Tensor] = {}
+    filled = 0
+    for part in parts:
+        for tensor, values in _tensors_by_row(part).items():
+            if tensor not in rows:
+                rows[tensor] = values.new_empty((outputs, *values.shape[1:]))
+            rows[tensor][filled : filled + len(values)] = values
+        filled += part.shape[0]
+        whole = _maker(name, part)
+        del part  # before the next is read
+    return whole(rows)
 
 
-def _join_integers(name: str, parts: list[QuantTensor]) -> QuantTensor:
+def _tensors_by_row(weight: Weight) -> dict[str, torch.Tensor]:
+    if isinstance(weight, Fp8Tensor):
+        scale = scales_by_row(weight.scale, weight.shape[0], weight.block_outputs)
+        return {"bits": weight.bits, "scale": scale}
+    tensors = {name: getattr(weight, name) for name in ("codes", "scale", "zero", "minimum")}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
-    def joined(tensors: list[torch.Tensor | None]) -> torch.Tensor | None:
-        return (
-            torch.cat([tensor for tensor in tensors if tensor is not None])
-            if tensors[0] is not None
-            else None
-        )
 
-    return QuantTensor(
-        name,
-        torch.cat([part.codes for part in parts]),
-        torch.cat([part.scale for part in parts]),
-        parts[0].group_size,
-        joined([part.zero for part in parts]),
-        joined([part.minimum for part in parts]),
-        parts[0].permutation,
-        parts[0].bits,
+def _maker(name: str, weight: Weight) -> Callable[[dict[str, torch.Tensor]], Weight]:
+    """Makes a weight with the settings of this one, from other tensors."""
+    if isinstance(weight, Fp8Tensor):
+        size = weight.block_inputs
+        return lambda rows: Fp8Tensor(name, rows["bits"], rows["scale"], 1, size)
+    settings = (weight.permutation, weight.bits)
+    size = weight.group_size
+    return lambda rows: QuantTensor(
+        name, rows["codes"], rows["scale"], size, rows.get("zero"), rows.get("minimum"), *settings
     )
 
 

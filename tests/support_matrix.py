@@ -9,6 +9,7 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 TESTS = Path(__file__).parent
 README = TESTS.parent / "README.md"
@@ -24,21 +25,29 @@ def support_matrix() -> str:
 
 
 def _checkpoints() -> list[str]:
-    from test_logits import MODELS
+    from test_logits import ASKING, MODELS
 
     rows = ["| checkpoint | model | quantized layers | left in float |", "|---|---|---|---|"]
-    for name in MODELS:
+    for name in dict.fromkeys([*MODELS, *ASKING]):
         about = json.loads((TESTS / "data/checkpoints" / name / "expected.json").read_text())
         kinds = Counter[str]()
         for group in about["quantized"]:
-            size = "channelwise" if group["group_size"] in (None, -1) else f"group {group['group_size']}"
-            order = ", act-order" if group["act_order"] else ""
-            zero = "symmetric" if group["symmetric"] else "asymmetric"
-            text = f"{group['weight']} {zero}, {size}, {group['scale_dtype'].lower()} scales{order}"
-            kinds[text] += len(group["layers"])
+            kinds[_kind(group)] += len(group["layers"])
         layers = "; ".join(f"{count} {text}" for text, count in sorted(kinds.items()))
         rows.append(f"| {about['format']} | {about['family']} | {layers} | {len(about['unquantized'])} |")
     return rows
+
+
+def _kind(group: dict[str, Any]) -> str:
+    scales = f"{group['scale_dtype'].lower()} scales"
+    if group["weight"] == "fp8_e4m3":
+        block = group.get("block")
+        return f"e4m3, {'x'.join(map(str, block)) + ' blocks' if block else 'channelwise'}, {scales}"
+    size = "channelwise" if group["group_size"] in (None, -1) else f"group {group['group_size']}"
+    order = ", act-order" if group["act_order"] else ""
+    zero = "symmetric" if group["symmetric"] else "asymmetric"
+    asked = {"int8": ", int8 activations", "fp8": ", e4m3 activations"}.get(group.get("activation", ""), "")
+    return f"{group['weight']} {zero}, {size}, {scales}{order}{asked}"
 
 
 def _kernels() -> list[str]:

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from halfbyte.cli.compile_options import ACTIVATIONS, ActivationsOption, OnUnsupportedOption, choice
+from halfbyte.cli.compile_options import (
+    ACTIVATIONS,
+    ActivationsOption,
+    LayerOption,
+    OnUnsupportedOption,
+    choice,
+)
 from halfbyte.compile_model import Progress
 
 if TYPE_CHECKING:
@@ -26,6 +32,7 @@ def compile_command(
     ],
     target: Annotated[str, typer.Option("--target", metavar="cpu", help="What to compile for.")] = "cpu",
     activations: ActivationsOption = "auto",
+    layer: LayerOption = None,
     min_tokens: Annotated[
         int,
         typer.Option(
@@ -80,6 +87,7 @@ def compile_command(
     options = CompileOptions(
         target=target,
         activations=choice("--activations", activations, ACTIVATIONS),  # type: ignore[arg-type]
+        layers=tuple(layer or ()),
         min_tokens=min_tokens,
         max_context=max_context,
         cpu=cpu,

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from halfbyte.errors import UsageError
-
-ACTIVATIONS = ("auto", "int8", "fp8", "none")
+from halfbyte.layer_activations import CHOICES as ACTIVATIONS
 
 ActivationsOption = Annotated[
     str,
@@ -17,6 +16,14 @@ ActivationsOption = Annotated[
         "--activations",
         metavar="|".join(ACTIVATIONS),
         help="What quantized layers do to their input: as the checkpoint asks, int8 or e4m3 per token, or nothing.",
+    ),
+]
+LayerOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--layer",
+        metavar="PATTERN=KIND",
+        help="Other activations for layers by name, e.g. '*.mlp.*=int8'; repeatable, the last that fits counts.",
     ),
 ]
 OnUnsupportedOption = Annotated[

@@ -8,13 +8,20 @@ from typing import Annotated
 
 import typer
 
-from halfbyte.cli.compile_options import ACTIVATIONS, ActivationsOption, OnUnsupportedOption, choice
+from halfbyte.cli.compile_options import (
+    ACTIVATIONS,
+    ActivationsOption,
+    LayerOption,
+    OnUnsupportedOption,
+    choice,
+)
 
 
 def inspect_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A Hugging Face folder or a .gguf file.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one entry per layer.")] = False,
     activations: ActivationsOption = "auto",
+    layer: LayerOption = None,
     on_unsupported: OnUnsupportedOption = "error",
 ) -> None:
     """Says what a checkpoint holds and what compile would do with each layer. Reads headers only."""
@@ -22,7 +29,7 @@ def inspect_command(
 
     choice("--activations", activations, ACTIVATIONS)
     choice("--on-unsupported", on_unsupported, ("error", "float"))
-    found = inspect(model, activations=activations, on_unsupported=on_unsupported)
+    found = inspect(model, activations=activations, layers=tuple(layer or ()), on_unsupported=on_unsupported)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=1))
         return

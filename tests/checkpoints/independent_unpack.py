@@ -117,24 +117,125 @@ def fp8_weight(bits: np.ndarray, scale: np.ndarray, block: tuple[int, int]) -> n
     return weight
 
 
-def gguf_weight(raw: bytes, kind: str, shape: tuple[int, int]) -> np.ndarray:
-    """float32 [N, K] of Q4_0, Q4_1 or Q8_0 rows, block by block."""
-    size = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}[kind]
-    values: list[np.float32] = []
-    for start in range(0, len(raw), size):
-        block = raw[start : start + size]
-        scale = np.float32(struct.unpack("<e", block[:2])[0])
-        if kind == "Q8_0":
-            values += [np.float32(q) * scale for q in struct.unpack("32b", block[2:])]
-            continue
-        body = block[2:] if kind == "Q4_0" else block[4:]
-        codes = [octet & 15 for octet in body] + [octet >> 4 for octet in body]
-        if kind == "Q4_0":
-            values += [np.float32(u - 8) * scale for u in codes]
+def awq_layer(
+    tensors: dict[str, np.ndarray], name: str, *, outputs: int, group_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """As `gptq_layer`, of AWQ's gemm layout: nibble i of word c belongs to output 8c + [0 2 4 6 1 3 5 7][i]."""
+
+    def columns(words: np.ndarray) -> np.ndarray:
+        out = np.zeros((len(words), 8 * words.shape[1]), int)
+        for row, column in np.ndindex(*words.shape):
+            for place, value in zip(
+                (0, 2, 4, 6, 1, 3, 5, 7), fields(int(words[row, column]), 4), strict=True
+            ):
+                out[row, 8 * column + place] = value
+        return out[:, :outputs].T
+
+    scales = tensors[f"{name}.scales"].astype(np.float32).T
+    codes = columns(tensors[f"{name}.qweight"])
+    qzeros = tensors.get(f"{name}.qzeros")
+    zeros = np.full(scales.shape, 8) if qzeros is None else columns(qzeros)
+    weight = np.zeros(codes.shape, np.float32)
+    for k in range(codes.shape[1]):
+        group = 0 if scales.shape[1] == 1 else k // group_size
+        weight[:, k] = (codes[:, k] - zeros[:, group]).astype(np.float32) * scales[:, group]
+    return codes, zeros, scales, weight
+
+
+def _half(octets: bytes) -> float:
+    return float(struct.unpack("<e", octets)[0])
+
+
+def _bit(octets: bytes, place: int) -> int:
+    return octets[place // 8] >> place % 8 & 1
+
+
+def _six_bits(octets: bytes, j: int) -> tuple[int, int]:
+    """Scale and minimum number j of the 8 that Q4_K and Q5_K hold in 12 bytes."""
+    if j < 4:
+        return octets[j] & 63, octets[j + 4] & 63
+    return (
+        octets[j + 4] & 15 | octets[j - 4] >> 6 << 4,
+        octets[j + 4] >> 4 | octets[j] >> 6 << 4,
+    )
+
+
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _small_block(block: bytes, kind: str) -> list[tuple[int, float, float]]:
+    scale, rest = _half(block[:2]), block[2:]
+    minimum = 0.0
+    if kind.endswith("_1"):
+        minimum, rest = _half(rest[:2]), rest[2:]
+    if kind == "Q8_0":
+        return [(q, scale, 0.0) for q in struct.unpack("32b", rest)]
+    high, rest = (rest[:4], rest[4:]) if kind.startswith("Q5") else (bytes(4), rest)
+    codes = [octet & 15 for octet in rest] + [octet >> 4 for octet in rest]
+    codes = [code + 16 * _bit(high, place) for place, code in enumerate(codes)]
+    if kind == "IQ4_NL":
+        codes = [_IQ4[code] for code in codes]
+    offset = {"Q4_0": 8, "Q5_0": 16}.get(kind, 0)
+    return [(code - offset, scale, minimum) for code in codes]
+
+
+def _super_block(block: bytes, kind: str) -> list[tuple[int, float, float]]:
+    """(code, scale, minimum) of 256 values; scales and minima are exact in double precision."""
+    out = []
+    for i in range(256):
+        chunk, place = divmod(i, 64)
+        half, in_half = divmod(i, 128)
+        if kind == "Q4_K":
+            octet = block[16 + 32 * chunk + place % 32]
+            scale, minimum = _six_bits(block[4:16], i // 32)
+            code = octet & 15 if place < 32 else octet >> 4
+            out.append((code, _half(block[:2]) * scale, -_half(block[2:4]) * minimum))
+        elif kind == "Q5_K":
+            octet = block[48 + 32 * chunk + place % 32]
+            scale, minimum = _six_bits(block[4:16], i // 32)
+            code = (octet & 15 if place < 32 else octet >> 4) + 16 * (block[16 + i % 32] >> i // 32 & 1)
+            out.append((code, _half(block[:2]) * scale, -_half(block[2:4]) * minimum))
+        elif kind == "Q6_K":
+            low = block[64 * half + in_half % 64]
+            low = low & 15 if in_half < 64 else low >> 4
+            high = block[128 + 32 * half + in_half % 32] >> 2 * (in_half // 32) & 3
+            (scale,) = struct.unpack("b", block[192 + i // 16 : 193 + i // 16])
+            out.append((low + 16 * high - 32, _half(block[208:]) * scale, 0.0))
+        elif kind == "Q2_K":
+            code = block[16 + 32 * half + in_half % 32] >> 2 * (in_half // 32) & 3
+            both = block[i // 16]
+            out.append((code, _half(block[80:82]) * (both & 15), -_half(block[82:84]) * (both >> 4)))
+        elif kind == "Q3_K":
+            low = block[32 + 32 * half + in_half % 32] >> 2 * (in_half // 32) & 3
+            high = block[i % 32] >> i // 32 & 1
+            group = i // 16
+            scale = block[96 + group % 8] >> 4 * (group // 8) & 15
+            scale += 16 * (block[104 + group % 4] >> 2 * (group // 4) & 3)
+            out.append((low + 4 * high - 4, _half(block[108:]) * (scale - 32), 0.0))
         else:
-            minimum = np.float32(struct.unpack("<e", block[2:4])[0])
-            values += [np.float32(u) * scale + minimum for u in codes]
-    return np.array(values, np.float32).reshape(shape)
+            octet = block[8 + 16 * (i // 32) + i % 16]
+            group = i // 32
+            scale = block[4 + group // 2] >> 4 * (group % 2) & 15
+            scale += 16 * (int.from_bytes(block[2:4], "little") >> 2 * group & 3)
+            code = octet & 15 if i % 32 < 16 else octet >> 4
+            out.append((_IQ4[code], _half(block[:2]) * (scale - 32), 0.0))
+    return out
+
+
+_SIZES = {"Q4_0": 18, "Q4_1": 20, "Q5_0": 22, "Q5_1": 24, "Q8_0": 34, "IQ4_NL": 18}
+_SUPER_SIZES = {"Q2_K": 84, "Q3_K": 110, "Q4_K": 144, "Q5_K": 176, "Q6_K": 210, "IQ4_XS": 136}
+
+
+def gguf_weight(raw: bytes, kind: str, shape: tuple[int, int]) -> np.ndarray:
+    """float32 [N, K] of rows of blocks, value by value; the sum is exact in double precision and rounded once."""
+    size = (_SIZES | _SUPER_SIZES)[kind]
+    unpack = _small_block if kind in _SIZES else _super_block
+    values = [part for at in range(0, len(raw), size) for part in unpack(raw[at : at + size], kind)]
+    return (
+        np.array([code * scale + minimum for code, scale, minimum in values])
+        .astype(np.float32)
+        .reshape(shape)
+    )
 
 
 def rotary_back(weight: np.ndarray, heads: int) -> np.ndarray:

@@ -91,6 +91,22 @@ def gptq_parts(
     return {f"{name}.{part}": value for part, value in parts.items()}
 
 
+def awq_parts(
+    name: str, codes: np.ndarray, zeros: np.ndarray | None, scales: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The tensors of one AWQ layer from codes [N, K], zeros [N, G], scales [N, G]."""
+
+    def words(rows: np.ndarray) -> np.ndarray:
+        padded = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8)))
+        order = [8 * (at // 8) + (0, 2, 4, 6, 1, 3, 5, 7)[at % 8] for at in range(padded.shape[1])]
+        return pack(padded[:, order])
+
+    parts = {"qweight": words(codes.T), "scales": np.ascontiguousarray(scales.T).astype(np.float16)}
+    if zeros is not None:
+        parts["qzeros"] = words(zeros.T)
+    return {f"{name}.{part}": value for part, value in parts.items()}
+
+
 def random_layer(shape: tuple[int, int], groups: int, seed: int = 1, bits: int = 4) -> tuple[np.ndarray, ...]:
     """codes [N, K], zeros [N, G] and scales [N, G] (some negative), all different."""
     random = np.random.default_rng(seed)
@@ -119,12 +135,12 @@ def write_folder(
     return folder
 
 
-def gptq_folder(
+def packed_folder(
     folder: Path, config: dict[str, Any], parts: dict[str, np.ndarray], **quantization: Any
 ) -> Path:
-    """A folder whose layers in `parts` are quantized and whose others are float."""
+    """A folder whose layers in `parts` are quantized (as GPTQ, if nothing else is said) and whose others are float."""
     tensors = float_tensors(config) | parts
     for name in {key.rpartition(".")[0] for key in parts if key.endswith(".qweight")}:
-        del tensors[f"{name}.weight"]
+        tensors.pop(f"{name}.weight", None)
     said = {"quant_method": "gptq", "bits": 4, "group_size": 32} | quantization
     return write_folder(folder, config, tensors, said)

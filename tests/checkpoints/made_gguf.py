@@ -6,23 +6,47 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 
 HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_DIM, VOCABULARY = 64, 96, 4, 2, 16, 32
-SHAPES = {
-    "token_embd": (VOCABULARY, HIDDEN),
-    "output_norm": (HIDDEN,),
-    "blk.0.attn_norm": (HIDDEN,),
-    "blk.0.ffn_norm": (HIDDEN,),
-    "blk.0.attn_q": (HEADS * HEAD_DIM, HIDDEN),
-    "blk.0.attn_k": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "blk.0.attn_v": (KV_HEADS * HEAD_DIM, HIDDEN),
-    "blk.0.attn_output": (HIDDEN, HEADS * HEAD_DIM),
-    "blk.0.ffn_gate": (WIDE, HIDDEN),
-    "blk.0.ffn_up": (WIDE, HIDDEN),
-    "blk.0.ffn_down": (HIDDEN, WIDE),
+# Where the float16 values of a block stand.
+_HALVES = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
+    **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),
+    **{"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)},
 }
+
+
+def shapes(hidden: int = HIDDEN, wide: int = WIDE, head_dim: int = HEAD_DIM) -> dict[str, tuple[int, ...]]:
+    """Of the tensors, by name without ``.weight``."""
+    return {
+        "token_embd": (VOCABULARY, hidden),
+        "output_norm": (hidden,),
+        "blk.0.attn_norm": (hidden,),
+        "blk.0.ffn_norm": (hidden,),
+        "blk.0.attn_q": (HEADS * head_dim, hidden),
+        "blk.0.attn_k": (KV_HEADS * head_dim, hidden),
+        "blk.0.attn_v": (KV_HEADS * head_dim, hidden),
+        "blk.0.attn_output": (hidden, HEADS * head_dim),
+        "blk.0.ffn_gate": (wide, hidden),
+        "blk.0.ffn_up": (wide, hidden),
+        "blk.0.ffn_down": (hidden, wide),
+    }
+
+
+SHAPES = shapes()
+
+
+def random_blocks(kind: str, outputs: int, inputs: int, seed: int = 0, size: float = 1.0) -> np.ndarray:
+    """uint8 [outputs, row bytes] of a type: every bit random, but finite float16 values of about `size`."""
+    values, octets = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    random = np.random.default_rng(seed)
+    raw = random.integers(0, 256, (outputs, inputs // values, octets), np.uint8)
+    for at in _HALVES[kind]:
+        halves = np.clip(random.normal(size=(outputs, inputs // values, 1)) * size, -65504, 65504)
+        raw[..., at : at + 2] = halves.astype("<f2").view(np.uint8)
+    return raw.reshape(outputs, -1)
 
 
 def metadata(architecture: str, **changes: Any) -> dict[str, Any]:
@@ -40,11 +64,15 @@ def metadata(architecture: str, **changes: Any) -> dict[str, Any]:
     return {f"{architecture}.{key}": value for key, value in keys.items() if value is not None}
 
 
-def float_values(extra: dict[str, tuple[int, ...]] | None = None, seed: int = 0) -> dict[str, np.ndarray]:
+def float_values(
+    extra: dict[str, tuple[int, ...]] | None = None,
+    seed: int = 0,
+    sizes: dict[str, tuple[int, ...]] = SHAPES,
+) -> dict[str, np.ndarray]:
     """float32 tensors by their names in the file; those in `extra` by their full names."""
     random = np.random.default_rng(seed)
-    shapes = {f"{name}.weight": shape for name, shape in SHAPES.items()} | (extra or {})
-    return {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    named = {f"{name}.weight": shape for name, shape in sizes.items()} | (extra or {})
+    return {name: random.normal(size=shape).astype(np.float32) for name, shape in named.items()}
 
 
 def write_gguf(

@@ -21,12 +21,15 @@ from made_gguf import (
     WIDE,
     float_values,
     metadata,
+    random_blocks,
+    shapes,
     write_gguf,
 )
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from halfbyte.checkpoints import Checkpoint, load_float_model, open_checkpoint
+from halfbyte.checkpoints.gguf_blocks import INTEGER
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.scheme import Zero
 
@@ -140,14 +143,52 @@ def test_q8_0_linears_are_int8(tmp_path: Path) -> None:
     )
 
 
-def test_other_types_are_refused_by_layer_and_can_be_dequantized(tmp_path: Path) -> None:
-    checkpoint = made(tmp_path, types={"blk.0.ffn_up.weight": GGMLQuantizationType.Q5_0})
-    refusal = checkpoint.layers[UP].refusal
-    assert refusal is not None
-    assert (refusal.layer, refusal.found) == (UP, "gguf type q5_0")
-    assert "on-unsupported float" in refusal.advice
-    values = float_values()["blk.0.ffn_up.weight"]
-    assert np.abs(checkpoint.float_tensor(f"{UP}.weight").numpy() - values).max() < 0.5
+@pytest.mark.parametrize("kind", [kind.upper() for kind in INTEGER])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_integer_types(tmp_path: Path, kind: str, architecture: str) -> None:
+    """Every linear in one type, rows of llama's q and k in rotary order."""
+    sizes = shapes(hidden=256, wide=512, head_dim=64)
+    head = {"output.weight": (VOCABULARY, 256)}
+    biases = {name: (size * 64 // HEAD_DIM,) for name, size in BIASES.items() if architecture == "qwen2"}
+    values = float_values(head | biases, sizes=sizes)
+    number = GGMLQuantizationType[kind]
+    types: dict[str, Any] = {
+        name: (number, random_blocks(kind, *value.shape, seed=at))
+        for at, (name, value) in enumerate(values.items())
+        if value.ndim == 2
+    }
+    changes = {"embedding_length": 256, "feed_forward_length": 512}
+    checkpoint = made(tmp_path, architecture, values, types, **changes)
+    assert checkpoint.warnings == []
+    for name, (_, raw) in types.items():
+        ours, wanted = hf_name(name).removesuffix(".weight"), dequantize(raw, number)
+        if architecture == "llama" and "attn_q" in name:
+            wanted = rotary_back(wanted, HEADS)
+        if architecture == "llama" and "attn_k" in name:
+            wanted = rotary_back(wanted, KV_HEADS)
+        if name == "token_embd.weight":
+            found = checkpoint.float_tensor(f"{ours}.weight")
+        else:
+            info, weight = checkpoint.layers[ours], checkpoint.quantized(ours)
+            assert (info.storage, info.refusal) == (f"gguf {kind.lower()}", None)
+            assert info.scheme == weight.scheme
+            assert f"{ours}.weight" not in checkpoint.floats
+            found = weight.dequantize()
+        np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+@pytest.mark.parametrize("kind", ["TQ1_0", "TQ2_0"])
+def test_other_types_become_float_and_say_so(tmp_path: Path, kind: str) -> None:
+    values = float_values(sizes=shapes(hidden=256, wide=512, head_dim=64))
+    types = {"blk.0.ffn_up.weight": GGMLQuantizationType[kind]}
+    changes = {"embedding_length": 256, "feed_forward_length": 512}
+    checkpoint = made(tmp_path, values=values, types=types, **changes)
+    info = checkpoint.layers[UP]
+    assert (info.scheme, info.refusal) == (None, None)
+    assert kind.lower() in info.reason
+    raw = checkpoint.tensors[f"{UP}.weight"].read().numpy()  # type: ignore[attr-defined]
+    wanted = dequantize(raw, GGMLQuantizationType[kind])
+    np.testing.assert_array_equal(checkpoint.float_tensor(f"{UP}.weight").numpy(), wanted)
 
 
 def test_types_that_cannot_be_dequantized(tmp_path: Path) -> None:
@@ -168,10 +209,10 @@ def test_quantized_embeddings_become_float(tmp_path: Path) -> None:
     assert checkpoint.warnings == []
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
 def test_scales_that_are_no_numbers(tmp_path: Path, kind: str) -> None:
     number = GGMLQuantizationType[kind]
-    raw = np.zeros((WIDE, {"Q4_0": 36, "Q4_1": 40, "Q8_0": 68}[kind]), np.uint8)
+    raw = random_blocks(kind, WIDE, HIDDEN)
     raw[5, :2] = 0xFF  # a NaN
     checkpoint = made(tmp_path, types={"blk.0.ffn_up.weight": (number, raw)})
     with pytest.raises(CheckpointError, match=UP):

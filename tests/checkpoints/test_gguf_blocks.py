@@ -8,8 +8,10 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from independent_unpack import gguf_weight
+from made_gguf import random_blocks
 
-from halfbyte.checkpoints.gguf_blocks import can_dequantize, float_rows, integer_rows
+from halfbyte.checkpoints.gguf_blocks import INTEGER, can_dequantize, float_rows, integer_rows
+from halfbyte.passes.weight import QuantTensor
 
 # x[i] = (i - 10) / 4, i = 0..31, as ggml quantizes it.
 Q4_0 = "40b96c5b5b5b4a4a3a393928282817170606"
@@ -46,19 +48,52 @@ def test_the_worked_q8_0_block() -> None:
     assert np.abs(values.numpy() - (np.arange(32) - 10) / 4).max() < 0.03
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
-@pytest.mark.parametrize("outputs", [1, 3, 5000])  # 5000 rows are read in parts
+def test_the_worked_q4_k_block() -> None:
+    """d = 1, dmin = 0.5, scales 1 2 3 4 37 38 39 40, minima 5 6 7 8 41 42 43 44, u[i] = (7i + 3) mod 16."""
+    codes = [(7 * i + 3) % 16 for i in range(256)]
+    packed = [codes[64 * c + i] | codes[64 * c + 32 + i] << 4 for c in range(4) for i in range(32)]
+    block = rows("003c0038" + "818283848586878895a6b7c8" + bytes(packed).hex())
+    blocks = integer_rows(block, "q4_k")
+    assert blocks.minimum is not None
+    assert blocks.scale.tolist() == [[1, 2, 3, 4, 37, 38, 39, 40]]
+    assert blocks.minimum.tolist() == [[-2.5, -3, -3.5, -4, -20.5, -21, -21.5, -22]]
+    assert blocks.codes[0].tolist() == codes
+    assert float_rows(block, "q4_k", 12)[0, :4].tolist() == [0.5, 7.5, -1.5, 5.5]
+
+
+def same_bits(ours: np.ndarray, theirs: np.ndarray) -> bool:
+    """Also of zeros: -0.0 is not 0.0."""
+    return bool((ours.view(np.uint32) == theirs.view(np.uint32)).all())
+
+
+@pytest.mark.parametrize("kind", [kind.upper() for kind in INTEGER])
+@pytest.mark.parametrize("outputs", [1, 3, 3000])  # 3000 rows are read in parts
 def test_random_rows(kind: str, outputs: int) -> None:
+    """Bit for bit what the gguf package computes in float32, whose only rounding is the last one."""
     number = GGMLQuantizationType[kind]
-    random = np.random.default_rng(0)
-    raw = random.integers(0, 256, (outputs, 2, GGML_QUANT_SIZES[number][1]), np.uint8)
-    head = 2 if kind == "Q4_1" else 1
-    raw[..., : 2 * head] = random.normal(size=(outputs, 2, head)).astype("<f2").view(np.uint8)
-    raw = raw.reshape(outputs, -1)
+    inputs = 2 * GGML_QUANT_SIZES[number][0]
+    raw = random_blocks(kind, outputs, inputs)
     found = float_rows(torch.from_numpy(raw), kind.lower(), number).numpy()
-    np.testing.assert_array_equal(found, dequantize(raw, number))
+    assert same_bits(found, dequantize(raw, number))
     if outputs < 100:
-        np.testing.assert_array_equal(found, gguf_weight(raw.tobytes(), kind, (outputs, 64)))
+        np.testing.assert_array_equal(found, gguf_weight(raw.tobytes(), kind, (outputs, inputs)))
+        blocks = integer_rows(torch.from_numpy(raw), kind.lower())
+        group, bits = blocks.type.group, blocks.type.bits
+        weight = QuantTensor("x", blocks.codes, blocks.scale, group, minimum=blocks.minimum, bits=bits)
+        assert weight.scheme == blocks.type.scheme(inputs)
+        assert same_bits(weight.dequantize().numpy(), found)
+        assert int(blocks.codes.max()) < 2**bits
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize("size", [3e4, 1e-7])
+def test_extreme_scales_stay_exact(kind: str, size: float) -> None:
+    """float16's largest and its subnormal numbers, times the largest integers."""
+    raw = random_blocks(kind, 4, 512, size=size)
+    found = float_rows(torch.from_numpy(raw), kind.lower(), GGMLQuantizationType[kind]).numpy()
+    assert np.isfinite(found).all()
+    assert same_bits(found, dequantize(raw, GGMLQuantizationType[kind]))
+    np.testing.assert_array_equal(found, gguf_weight(raw.tobytes(), kind, (4, 512)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from made_checkpoints import (
     K_PROJ,
     Q_PROJ,
     dequantized,
-    gptq_folder,
+    float_tensors,
     gptq_parts,
     linear_shapes,
     llama_config,
     pack,
+    packed_folder,
     random_layer,
+    write_folder,
 )
 
 from halfbyte.checkpoints import Checkpoint, open_checkpoint
@@ -33,7 +36,7 @@ def opened(
     names = {key.rpartition(".")[0] for key in parts if key.endswith((".qweight", ".scales"))}
     floats = {f"-:{name}": {} for name in linear_shapes(config or llama_config()) if name not in names}
     dynamic = said.pop("dynamic", {}) | floats
-    return open_checkpoint(gptq_folder(folder, config or llama_config(), parts, dynamic=dynamic, **said))
+    return open_checkpoint(packed_folder(folder, config or llama_config(), parts, dynamic=dynamic, **said))
 
 
 def test_the_worked_example(tmp_path: Path) -> None:
@@ -69,15 +72,17 @@ def test_the_worked_example(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize(
-    ("kv_heads", "head_dim", "layer", "group_size", "groups"),
+    ("kv_heads", "head_dim", "wide", "layer", "group_size", "groups"),
     [
-        (2, 16, Q_PROJ, 32, 2),
-        (2, 20, K_PROJ, 64, 1),  # N = 40
-        (1, 20, K_PROJ, 16, 4),  # N = 20: the last word of zero points is half used
-        (2, 16, DOWN_PROJ, 64, 2),  # K = 96: 64 and 32 inputs
-        (2, 16, DOWN_PROJ, -1, 1),
-        (2, 16, DOWN_PROJ, 1024, 1),
-        (2, 16, DOWN_PROJ, 24, 4),
+        (2, 16, 96, Q_PROJ, 32, 2),
+        (2, 20, 96, K_PROJ, 64, 1),  # N = 40
+        (1, 20, 96, K_PROJ, 16, 4),  # N = 20: the last word of zero points is half used
+        (2, 16, 96, DOWN_PROJ, 64, 2),  # K = 96: 64 and 32 inputs
+        (2, 16, 132, DOWN_PROJ, 32, 5),  # K = 132: 4 inputs in the last group, the last word is half used
+        (2, 16, 132, DOWN_PROJ, -1, 1),
+        (2, 16, 96, DOWN_PROJ, -1, 1),
+        (2, 16, 96, DOWN_PROJ, 1024, 1),
+        (2, 16, 96, DOWN_PROJ, 24, 4),
     ],
 )
 @pytest.mark.parametrize("with_g_idx", [False, True])
@@ -86,12 +91,13 @@ def test_shapes_and_groups(
     version: int,
     kv_heads: int,
     head_dim: int,
+    wide: int,
     layer: str,
     group_size: int,
     groups: int,
     with_g_idx: bool,
 ) -> None:
-    config = llama_config(num_key_value_heads=kv_heads, head_dim=head_dim)
+    config = llama_config(num_key_value_heads=kv_heads, head_dim=head_dim, intermediate_size=wide)
     shape = linear_shapes(config)[layer]
     codes, zeros, scales = random_layer(shape, groups)
     group = np.zeros(shape[1], int) if groups == 1 else np.arange(shape[1]) // group_size
@@ -288,7 +294,7 @@ def test_the_first_dynamic_rule_counts(tmp_path: Path) -> None:
 
 def test_a_float_layer_the_configuration_quantizes_gives_a_warning(tmp_path: Path) -> None:
     parts = gptq_parts(Q_PROJ, *random_layer((64, 64), 2))
-    checkpoint = open_checkpoint(gptq_folder(tmp_path, llama_config(), parts, sym=False))
+    checkpoint = open_checkpoint(packed_folder(tmp_path, llama_config(), parts, sym=False))
     assert checkpoint.layers[K_PROJ].storage == "float f16"
     (warning,) = checkpoint.warnings
     assert K_PROJ in warning
@@ -337,7 +343,7 @@ def test_tensors_that_do_not_fit(tmp_path: Path, part: str, value: np.ndarray, t
 def test_missing_parts_are_named(tmp_path: Path, part: str) -> None:
     parts = gptq_parts(Q_PROJ, *random_layer((64, 64), 2))
     config = llama_config()
-    folder = gptq_folder(tmp_path, config, parts)
+    folder = packed_folder(tmp_path, config, parts)
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors")
@@ -355,7 +361,7 @@ def test_an_empty_g_idx_counts_as_none(tmp_path: Path) -> None:
 
 def test_float_and_quantized_at_once_is_refused(tmp_path: Path) -> None:
     parts = gptq_parts(Q_PROJ, *random_layer((64, 64), 2))
-    folder = gptq_folder(tmp_path, llama_config(), parts)
+    folder = packed_folder(tmp_path, llama_config(), parts)
     from safetensors.numpy import load_file, save_file
 
     tensors = load_file(folder / "model.safetensors") | {f"{Q_PROJ}.weight": np.zeros((64, 64), np.float16)}
@@ -372,6 +378,34 @@ def test_zero_biases_of_a_model_without_are_dropped_others_refused(tmp_path: Pat
     assert checkpoint.warnings == []
     with pytest.raises(CheckpointError, match="bias"):
         opened(tmp_path / "other", parts | {f"{Q_PROJ}.bias": bias + 1}, sym=False)
+
+
+def test_the_files_of_older_versions(tmp_path: Path) -> None:
+    """AutoGPTQ's quantize_config.json without quant_method, and its name of the weights."""
+    codes, zeros, scales = random_layer((64, 64), 2)
+    parts = gptq_parts(Q_PROJ, codes, zeros, scales, g_idx=np.arange(64) // 32)
+    tensors = float_tensors(llama_config()) | parts
+    del tensors[f"{Q_PROJ}.weight"]
+    folder = write_folder(tmp_path, llama_config(), tensors)
+    (folder / "model.safetensors").rename(folder / "gptq_model-4bit-32g.safetensors")
+    old = {
+        "bits": 4,
+        "group_size": 32,
+        "damp_percent": 0.01,
+        "desc_act": False,
+        "static_groups": False,
+        "sym": False,
+        "true_sequential": True,
+        "model_name_or_path": None,
+        "model_file_base_name": "gptq_model-4bit-32g",
+        "modules_in_block_to_quantize": [["self_attn.q_proj"]],
+    }
+    (folder / "quantize_config.json").write_text(json.dumps(old))
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.format == "gptq v1"
+    assert checkpoint.warnings == []
+    wanted = dequantized(codes, zeros, scales, np.arange(64) // 32)
+    np.testing.assert_array_equal(checkpoint.quantized(Q_PROJ).dequantize().numpy(), wanted)
 
 
 def test_packing_for_these_tests() -> None:

@@ -1,4 +1,4 @@
-"""What GPTQ and AutoRound configurations say about a layer."""
+"""What GPTQ configurations say about a layer."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ from typing import Any
 
 import pytest
 
-from halfbyte.checkpoints.gptq_config import GptqConfig, auto_round_config, gptq_config
+from halfbyte.checkpoints.gptq import gptq_config
+from halfbyte.checkpoints.packed_config import PackedConfig
 from halfbyte.checkpoints.quantization_config import QuantizationConfig
 from halfbyte.errors import CheckpointError
 
 
-def gptq(**values: Any) -> GptqConfig:
+def gptq(**values: Any) -> PackedConfig:
     return gptq_config(QuantizationConfig("gptq", {"bits": 4, "group_size": 128} | values, "config.json"))
 
 
-def auto_round(**values: Any) -> GptqConfig:
-    return auto_round_config(
-        QuantizationConfig("auto-round", {"bits": 4, "group_size": 128} | values, "config.json")
-    )
-
-
-def bits(config: GptqConfig, layer: str) -> int | None:
+def bits(config: PackedConfig, layer: str) -> int | None:
     setting = config.setting(layer)
     return None if setting is None else setting.bits
 
@@ -37,7 +32,7 @@ def bits(config: GptqConfig, layer: str) -> int | None:
     ],
 )
 def test_version(values: dict[str, Any], version: int) -> None:
-    assert gptq(**values).version == version
+    assert gptq(**values).packings[0].storage == f"gptq v{version}"
 
 
 @pytest.mark.parametrize(
@@ -96,59 +91,18 @@ def test_dynamic_rules_in_order_and_from_the_start() -> None:
 def test_lm_head_is_float_unless_said() -> None:
     assert gptq().setting("lm_head") is None
     assert gptq(lm_head=True).setting("lm_head") is not None
-    assert auto_round().setting("lm_head") is None
-    assert auto_round(extra_config={"lm_head": {"bits": 4}}).setting("lm_head") is not None
 
 
 def test_modules_in_block_to_quantize() -> None:
     config = gptq(modules_in_block_to_quantize=[["self_attn.q_proj"], ["mlp.up_proj"]])
     assert config.setting("model.layers.0.self_attn.q_proj") is not None
     assert config.setting("model.layers.0.self_attn.k_proj") is None
+    assert config.setting("model.layers.0.mlp.up_proj") is not None
+    assert config.setting("model.layers.0.mlp.up_proj_2") is None
+    assert config.setting("lm_head") is None
 
 
 def test_a_bad_override_names_its_rule() -> None:
     config = gptq(dynamic={"model.*": {"bits": "8"}})
     with pytest.raises(CheckpointError, match=r"rule 'model\.\*'"):
         config.setting("model.layers.0.mlp.up_proj")
-
-
-def test_auto_round_looks_up_exact_names_first() -> None:
-    extra = {
-        r".*layers\.0.*": {"bits": 16},
-        "mlp.up_proj": {"bits": 8},
-        "model.layers.0.mlp.up_proj": {"bits": 4, "group_size": 32},
-    }
-    config = auto_round(extra_config=extra)
-    exact = config.setting("model.layers.0.mlp.up_proj")
-    assert exact is not None
-    assert (exact.bits, exact.group_size) == (4, 32)
-    assert bits(config, "model.layers.1.mlp.up_proj") == 8
-    assert bits(config, "model.layers.0.mlp.gate_proj") is None
-    assert bits(config, "model.layers.1.mlp.gate_proj") == 4
-
-
-@pytest.mark.parametrize("blocks", ["model.layers", ["model.layers"], "model.layers.0, model.layers.1"])
-def test_auto_round_blocks(blocks: Any) -> None:
-    config = auto_round(block_name_to_quantize=blocks)
-    assert config.setting("model.layers.1.mlp.up_proj") is not None
-    assert config.setting("vision.layers.1.mlp.up_proj") is None
-
-
-def test_a_block_is_no_prefix_of_another_number() -> None:
-    config = auto_round(to_quant_block_names="model.layers.1")
-    assert config.setting("model.layers.1.mlp.up_proj") is not None
-    assert config.setting("model.layers.10.mlp.up_proj") is None
-
-
-@pytest.mark.parametrize(
-    ("values", "name"),
-    [
-        ({"packing_format": "auto_round:auto_awq"}, "auto_awq"),
-        ({"data_type": "mx_fp"}, "mx_fp"),
-        ({"act_bits": 8}, "act_bits"),
-        ({"extra_config": []}, "extra_config"),
-    ],
-)
-def test_auto_round_files_of_other_kinds(values: dict[str, Any], name: str) -> None:
-    with pytest.raises(CheckpointError, match=name):
-        auto_round(**values)

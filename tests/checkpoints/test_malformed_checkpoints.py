@@ -14,6 +14,7 @@ MALFORMED = [
     "bad-index-outside",
     "bad-missing-shard",
     "bad-qweight-shape",
+    "bad-scale-missing",
     "bad-scale-nan",
     "bad-truncated-safetensors",
     "bad-bits-3",

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
-from independent_unpack import gguf_weight, gptq_layer, load_json, read_safetensors, rotary_back
+from independent_unpack import (
+    awq_layer,
+    gguf_weight,
+    gptq_layer,
+    load_json,
+    read_safetensors,
+    rotary_back,
+)
 
 from halfbyte.checkpoints import Checkpoint, build_model, load_float_model, open_checkpoint
 from halfbyte.passes.scheme import Zero
@@ -22,8 +29,10 @@ GPTQ = [
     "llama-autogptq-channelwise",
     "llama-autoround-gptq-sym-g32",
     "llama-autoround-mixed-bits",
+    "llama-autoround-zeros-as-stored",
     "base-gptq",
 ]
+AWQ = ["qwen2-awq-asym-g32", "qwen3-autoround-awq-asym-g64"]
 GGUF = ["llama-gguf-q4_0", "llama-gguf-q4_1"]
 
 
@@ -33,7 +42,7 @@ def weight_of(checkpoint: Checkpoint, layer: str) -> np.ndarray:
     return checkpoint.quantized(layer).dequantize().numpy()
 
 
-@pytest.mark.parametrize("name", GPTQ + GGUF)
+@pytest.mark.parametrize("name", GPTQ + AWQ + GGUF)
 def test_layers_have_the_schemes_they_were_written_with(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
     expected = load_json(data / name / "expected.json")
@@ -59,7 +68,7 @@ def test_layers_have_the_schemes_they_were_written_with(data: Path, name: str) -
     assert checkpoint.warnings == []
 
 
-@pytest.mark.parametrize("name", GPTQ + GGUF)
+@pytest.mark.parametrize("name", GPTQ + AWQ + GGUF)
 def test_dequantized_weights_are_exact(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
     expected = read_safetensors(data / name / "expected.safetensors")
@@ -69,18 +78,25 @@ def test_dequantized_weights_are_exact(data: Path, name: str) -> None:
         np.testing.assert_array_equal(weight_of(checkpoint, layer), expected[f"dequant:{layer}"])
 
 
-@pytest.mark.parametrize("name", GPTQ)
-def test_every_gptq_layer_equals_the_independent_unpacker(data: Path, name: str) -> None:
+@pytest.mark.parametrize("name", GPTQ + AWQ)
+def test_every_packed_layer_equals_the_independent_unpacker(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
     tensors = read_safetensors(data / name / "model.safetensors")
     config = load_json(data / name / "config.json")["quantization_config"]
-    version = 2 if config.get("checkpoint_format") == "gptq_v2" else 1
+    as_stored = (
+        "gptq_v2" in config.get("checkpoint_format", "") or config.get("packing_format") == "auto_round"
+    )
+    version = 2 if as_stored else 1
     layers = [key.removesuffix(".qweight") for key in tensors if key.endswith(".qweight")]
     assert layers
     for layer in layers:
         info = checkpoint.layers[layer]
-        codes, zeros, scales, weight = gptq_layer(
-            tensors, layer, inputs=info.shape[1], version=version, group_size=config["group_size"]
+        codes, zeros, scales, weight = (
+            awq_layer(tensors, layer, outputs=info.shape[0], group_size=config["group_size"])
+            if name in AWQ
+            else gptq_layer(
+                tensors, layer, inputs=info.shape[1], version=version, group_size=config["group_size"]
+            )
         )
         np.testing.assert_array_equal(weight_of(checkpoint, layer), weight)
         if info.scheme is None:
@@ -125,7 +141,7 @@ def test_every_gguf_layer_equals_the_independent_unpacker(data: Path, name: str)
     assert compared >= 14
 
 
-@pytest.mark.parametrize("name", GPTQ + GGUF)
+@pytest.mark.parametrize("name", GPTQ + AWQ + GGUF)
 def test_logits_of_the_float_model(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
     expected = read_safetensors(data / name / "expected.safetensors")
@@ -135,7 +151,9 @@ def test_logits_of_the_float_model(data: Path, name: str) -> None:
     assert np.abs(logits - expected["logits"]).max() <= 2e-4 * np.abs(expected["logits"]).max()
 
 
-@pytest.mark.parametrize("name", ["qwen2-gptq-v1-actorder-g32", "llama-gptq-v2-asym-g32", "llama-gguf-q4_1"])
+@pytest.mark.parametrize(
+    "name", [*AWQ, "qwen2-gptq-v1-actorder-g32", "llama-gptq-v2-asym-g32", "llama-gguf-q4_1"]
+)
 def test_logits_of_the_model_with_quantized_modules(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
     expected = read_safetensors(data / name / "expected.safetensors")
@@ -169,3 +187,9 @@ def test_a_real_gguf_file_equals_transformers_reading_of_it() -> None:
     wanted = dict(theirs.named_parameters())
     for name, value in ours.named_parameters():
         assert torch.equal(value, wanted[name]), name
+
+
+@pytest.mark.parametrize("name", GPTQ + AWQ + GGUF)
+def test_a_glance_tells_the_same(data: Path, name: str) -> None:
+    whole, glance = open_checkpoint(data / name), open_checkpoint(data / name, glance=True)
+    assert (whole.layers, whole.warnings, whole.floats) == (glance.layers, glance.warnings, glance.floats)

@@ -143,3 +143,24 @@ def test_an_absurd_header_length_takes_no_memory(tmp_path: Path) -> None:
         file.truncate(8 * 10**9)
     with pytest.raises(CheckpointError, match="header"):
         read_header(path)
+
+
+@pytest.mark.parametrize("padding", [0, 1])  # at an odd offset a large tensor is copied to a good one
+def test_a_large_tensor_and_single_rows_of_it(tmp_path: Path, padding: int) -> None:
+    values = np.arange(2**19, dtype="<i4").reshape(512, 1024)
+    body = bytes(padding) + values.tobytes()
+    header = {
+        "a": entry("U8", (padding,), (0, padding)),
+        "b": entry("I32", (512, 1024), (padding, len(body))),
+    }
+    stored = read_header(written(tmp_path, header, body))["b"]
+    assert np.array_equal(stored.read().numpy(), values)
+    assert np.array_equal(stored.rows(0, 511, 7).numpy(), values[[0, 511, 7]])
+
+
+def test_a_file_that_has_become_shorter(tmp_path: Path) -> None:
+    path = written(tmp_path, {"a": entry("F32", (2,), (0, 8))}, bytes(8))
+    stored = read_header(path)["a"]
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors.*shorter"):
+        stored.read()

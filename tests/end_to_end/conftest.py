@@ -15,6 +15,9 @@ import pytest
 
 import halfbyte
 
+# For the modules that make checkpoints.
+sys.path.insert(0, str(Path(__file__).parent.parent / "checkpoints"))
+
 Compile = Callable[..., Path]
 Main = Callable[..., int]
 CONTEXT = 64

@@ -113,6 +113,33 @@ def test_compile_says_what_it_did(
     assert "4x512xf32=" in done.stdout
 
 
+def test_activations_by_layer(
+    checkpoints: Path, tmp_path: Path, main: Main, capsys: Captured, portable: str
+) -> None:
+    """The last pattern that fits counts; q, k and v read the same input and only those alike are merged."""
+    out = tmp_path / "out"
+    chosen = ("--activations", "int8", "--layer", "*.mlp.*=none", "--layer", "*.down_proj=fp8")
+    chosen += ("--layer", "model.layers.?.self_attn.v_proj=none")
+    assert main("inspect", checkpoints / SMALL, "--json", *chosen) == 0
+    planned = {row["name"]: row["activations"] for row in json.loads(capsys.readouterr().out)["layers"]}
+    arguments = ("compile", checkpoints / SMALL, "-o", out, "--max-context", 16, "--cpu", portable)
+    assert main(*arguments, *chosen) == 0
+    wanted = {"q": "int8", "k": "int8", "v": "none", "o": "int8", "gate": "none", "up": "none", "down": "fp8"}
+    report = json.loads((out / "report.json").read_text())
+    for row in report["layers"]:
+        leaf = row["name"].rpartition(".")[2].removesuffix("_proj")
+        kind = wanted.get(leaf, "float")
+        assert row["activations"] == kind == planned.get(row["name"], kind)
+        part = {"int8": "_w4_int8_", "fp8": "_w4_e4m3_", "none": "_w4_planes3_", "float": ""}[kind]
+        assert part in row["kernel"]
+    assert {name.rpartition(".")[2] for name in report["merged"]} == {"q_proj+k_proj", "gate_proj+up_proj"}
+    from halfbyte.verify_model import verify
+
+    found = verify(out, checkpoints / SMALL, tokens=[3, 5, 8, 13])
+    assert found.failures == ()
+    assert all(check.equal for check in found.layers)
+
+
 def refused(main: Main, capsys: Captured, code: int, *arguments: object) -> str:
     """Runs a command that fails with the code, and gives its message."""
     assert main(*arguments) == code
@@ -134,6 +161,14 @@ def test_usage_errors(checkpoints: Path, tmp_path: Path, main: Main, capsys: Cap
             "--activations: no such choice",
             "accepted: auto, int8, fp8, none",
         ),
+        ("-o", out, "--layer", "*.mlp.*"): ("--layer: is not of the form PATTERN=KIND", "int8"),
+        ("-o", out, "--layer", "*=w4"): ("--layer: is not of the form PATTERN=KIND", "accepted: e.g. "),
+        ("-o", out, "--layer", "model.layers.7.mlp.up_proj=int8"): (
+            "--layer: the pattern fits no quantized layer",
+            "found: model.layers.7.mlp.up_proj=int8",
+            "model.layers.0.mlp.up_proj",
+        ),
+        ("-o", out, "--layer", "lm_head=int8"): ("--layer: the pattern fits no quantized layer",),
         ("-o", out, "--on-unsupported", "x"): ("--on-unsupported: no such choice", "accepted: error, float"),
         ("-o", out, "--target", "tpu"): ("--target: no such choice",),
         ("-o", out, "--dtype", "f8"): ("--dtype: no such choice",),

@@ -16,7 +16,7 @@ from random_layers import random_activations, random_weight
 from rewritten_graphs import Named, export
 
 import halfbyte
-from halfbyte.errors import UnsupportedLayerError
+from halfbyte.errors import UnsupportedLayerError, UsageError
 
 GATE, UP, DOWN = (
     random_weight(1, 96, 64, 32),
@@ -150,3 +150,9 @@ def test_packed_words_that_stay_in_the_graph(tmp_path: Path) -> None:
     [got] = halfbyte.load(made.path).call("forward", x)
     want = exact_output(x, weight)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * np.abs(want).max())
+
+
+def test_activations_by_layer_are_for_checkpoints(mlp: _Mlp, tmp_path: Path) -> None:
+    options = halfbyte.CompileOptions(layers=("*=int8",))
+    with pytest.raises(UsageError, match="cannot be chosen by name"):
+        halfbyte.compile(export(mlp, random_activations(1, 5, 64)), tmp_path / "out", options)

@@ -27,9 +27,28 @@ MODELS = {
     "llama-autogptq-channelwise": True,
     "llama-autoround-gptq-sym-g32": True,
     "llama-autoround-mixed-bits": True,
+    "llama-autoround-zeros-as-stored": True,
+    "qwen2-awq-asym-g32": True,
+    "qwen3-autoround-awq-asym-g64": False,
     "llama-gguf-q4_0": True,
     "llama-gguf-q4_1": False,
     "base-gptq": False,
+    "base-ct-w4a8": True,
+    "llama-ct-w4a16-g128": False,
+    "qwen2-ct-w4a16-asym-sharded": True,
+    "qwen3-ct-w4a8-channel": False,
+    "llama-ct-fp8-block": True,
+    "qwen3-ct-fp8-dynamic": False,
+}
+# Checkpoints that ask for quantized activations, and for which.
+ASKING = {
+    "base-ct-w4a8": "int8",
+    "qwen3-ct-w4a8-channel": "int8",
+    "llama-ct-w4a8-packed-g32": "int8",
+    "llama-ct-w4a8-int-quantized": "int8",
+    "llama-ct-w4afp8": "fp8",
+    "llama-ct-fp8-block": "fp8",
+    "qwen3-ct-fp8-dynamic": "fp8",
 }
 V2, Q4_1 = "llama-gptq-v2-asym-g32", "llama-gguf-q4_1"
 
@@ -46,7 +65,8 @@ class Compiled:
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest, checkpoints: Path, compiled: Compile, portable: str) -> Compiled:
     name = request.param
-    folder = compiled(name, cpu=portable if MODELS[name] else "host")
+    options = {"activations": "none"} if name in ASKING else {}
+    folder = compiled(name, cpu=portable if MODELS[name] else "host", **options)
     return Compiled(halfbyte.load(folder), *expected(checkpoints, name))
 
 
@@ -120,8 +140,8 @@ def test_the_archive_holds_the_checkpoints_bits_per_weight(model: Compiled) -> N
     """Codes, and scales beside them: no copy of a quantized weight in any wider form."""
     [archive] = model.bundle.manifest.parameters
     quantized = [layer for layer in model.bundle.manifest.layers if layer.scheme != "float"]
-    size = {"int4": 0.5, "int8": 1.0}
-    weights = sum(layer.shape[0] * layer.shape[1] * size[layer.scheme.split()[0]] for layer in quantized)
+    size = {"int4": 0.5, "int8": 1.0, "e4m3": 1.0}
+    weights = sum(layer.shape[0] * layer.shape[1] * size[layer.scheme[:4]] for layer in quantized)
     codes = sum(tensor.bytes for key, tensor in archive.tensors.items() if key.endswith(".codes"))
     assert weights <= codes <= 1.05 * weights
     merged = json.loads((model.bundle.folder / "report.json").read_text())["merged"]
@@ -129,6 +149,25 @@ def test_the_archive_holds_the_checkpoints_bits_per_weight(model: Compiled) -> N
     members = [member for name in packed for member in merged.get(name, [name])]
     assert sorted(members) == sorted(layer.name for layer in quantized)
     assert not any(f"{layer.name}.weight" in archive.tensors for layer in quantized)
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_activations_are_what_the_checkpoint_asks_for(
+    checkpoints: Path, compiled: Compile, name: str
+) -> None:
+    """Case 65: W4A8, W4AFP8 and e4m3 checkpoints run with quantized activations when nothing else is said."""
+    tokens, want = expected(checkpoints, name)
+    dynamic = load_file(checkpoints / name / "expected.safetensors")["logits_dynamic"]
+    bundle = halfbyte.load(compiled(name))
+    got = all_logits(bundle, tokens)
+    largest = np.abs(want).max()
+    assert np.abs(got - dynamic).max() <= 2e-2 * largest
+    assert np.abs(got - want).max() > 1e-3 * largest
+    quantized = [layer for layer in bundle.manifest.layers if layer.scheme != "float"]
+    assert {layer.activations for layer in quantized} == {ASKING[name]}
+    if ASKING[name] == "int8":
+        assert all("_int8_" in layer.kernel for layer in quantized)
+    np.testing.assert_array_equal(last_logits(bundle, tokens), got[-1])
 
 
 @pytest.mark.parametrize("name", [V2, Q4_1])

@@ -11,7 +11,7 @@ import iree.runtime as rt
 import pytest
 
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.verify_model import Limits, verify
+from halfbyte.verify_model import FP8_LIMIT, Limits, verify
 
 Compile = Callable[..., Path]
 Main = Callable[..., int]
@@ -39,6 +39,49 @@ def test_every_layer_has_the_bits_of_its_reference(
     assert max(check.float_error for check in found.layers) < (0.1 if "activations" in options else limit)
     assert found.step_error <= (0 if not options else 3e-2)
     assert found.tokens == 6
+
+
+@pytest.mark.parametrize(("name", "options"), [("base-ct-w4a8", {}), ("llama-ct-w4afp8", {})])
+def test_activations_of_the_checkpoint_have_the_bits_of_the_reference(
+    checkpoints: Path, compiled: Compile, name: str, options: dict[str, object]
+) -> None:
+    found = verify(compiled(name, **options), checkpoints / name, tokens=[3, 99, 20, 7, 7, 21])
+    assert found.failures == ()
+    assert all(check.equal and check.error == 0 and 0.01 < check.float_error < 0.15 for check in found.layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("llama-ct-fp8-block", {}),
+        ("qwen3-ct-fp8-dynamic", {}),
+        ("qwen3-ct-fp8-dynamic", {"activations": "none"}),
+    ],
+)
+def test_e4m3_layers_are_near_their_reference(
+    checkpoints: Path, compiled: Compile, name: str, options: dict[str, object]
+) -> None:
+    """q, k and v are merged, with blocks of their own each."""
+    found = verify(compiled(name, **options), checkpoints / name, tokens=[3, 99, 20, 7, 7, 21])
+    assert found.failures == ()
+    assert {check.name.rpartition(".")[2] for check in found.layers} == {
+        "q_proj+k_proj+v_proj",
+        "o_proj",
+        "gate_proj+up_proj",
+        "down_proj",
+    }
+    assert all(check.error < 2e-6 and check.limit == FP8_LIMIT for check in found.layers)
+    assert all((check.float_error < 2e-6) == bool(options) for check in found.layers)
+    strict = verify(compiled(name, **options), checkpoints / name, tokens=[1, 2, 3], limits=Limits(layer=0.0))
+    assert len(strict.failures) == sum(not check.equal for check in strict.layers)
+
+
+def test_one_wrong_e4m3_weight_fails_its_layer(checkpoints: Path, compiled: Compile, tmp_path: Path) -> None:
+    name, layer = "llama-ct-fp8-block", "model.layers.0.mlp.down_proj"
+    shutil.copytree(compiled(name), tmp_path / "tampered")
+    flip_a_nibble(tmp_path / "tampered", layer, by=0x80)
+    found = verify(tmp_path / "tampered", checkpoints / name, tokens=[3, 99, 20, 7])
+    assert [failure.split(":")[0] for failure in found.failures] == [layer]
 
 
 def flip_a_nibble(bundle: Path, layer: str, by: int = 8) -> None:

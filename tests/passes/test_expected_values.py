@@ -21,6 +21,8 @@ NAMES = (
     "llama-autogptq-channelwise",
     "llama-autoround-gptq-sym-g32",
     "llama-autoround-mixed-bits",
+    "qwen2-awq-asym-g32",
+    "qwen3-autoround-awq-asym-g64",
     "llama-gguf-q4_0",
     "llama-gguf-q4_1",
     "base-ct-w4a8",
