@@ -16,9 +16,7 @@ import torch
 from halfbyte.checkpoints.experts import expert_linears, router_shape
 from halfbyte.errors import CheckpointError
 
-SUPPORTED = ("llama", "qwen2", "qwen3")
-# With experts: their files can be looked at, they are not compiled.
-LOOKED_AT = ("deepseek_v3", "mixtral", "qwen3_moe")
+SUPPORTED = ("llama", "qwen2", "qwen3", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "deepseek_v3")
 
 # The largest values that are still a model; beyond them a damaged configuration takes all memory or time.
 _LIMITS = {
@@ -86,27 +84,18 @@ class Architecture:
         )
 
 
-def checked_config(raw: dict[str, Any], where: str, *, glance: bool = False) -> dict[str, Any]:
+def checked_config(raw: dict[str, Any], where: str) -> dict[str, Any]:
     """The configuration without quantization and without anything that leads to foreign code.
 
     Args:
         raw: config.json as read.
         where: its name, for errors.
-        glance: the model is to be looked at, not compiled.
 
     Raises:
         CheckpointError: an unsupported ``model_type``, or a size that is missing, no integer or absurd.
     """
     model_type = raw.get("model_type")
-    if model_type in LOOKED_AT and not glance:
-        raise CheckpointError(
-            "models with experts are not compiled yet",
-            where=where,
-            found=f"model_type {model_type}",
-            accepted=", ".join(SUPPORTED),
-            advice="halfbyte inspect lists their layers",
-        )
-    if model_type not in SUPPORTED and model_type not in LOOKED_AT:
+    if model_type not in SUPPORTED:
         raise CheckpointError(
             "this model architecture is not supported",
             where=where,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,7 @@ class Checkpoint(abc.ABC):
             parameter name (``model.embed_tokens.weight``, norms, biases, float linears, and the dequantized
             ``.weight`` of quantized layers whose ``scheme`` is None).
         warnings: contradictions between configuration and tensors, notes on what was assumed.
+        name_of: from the model's own name of a layer or parameter to the one that ``layers`` and ``floats`` use.
     """
 
     path: Path
@@ -75,6 +76,7 @@ class Checkpoint(abc.ABC):
     layers: Mapping[str, LayerInfo]
     floats: Mapping[str, FloatInfo]
     warnings: list[str] = field(default_factory=list)
+    name_of: Callable[[str], str] = str
 
     @abc.abstractmethod
     def quantized(self, layer: str) -> Weight:

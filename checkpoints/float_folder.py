@@ -65,5 +65,6 @@ def open_float(folder: ModelFolder) -> FolderCheckpoint:
         layers={name: layers[name] for name in folder.architecture.linears if name in layers},
         floats=floats,
         warnings=folder.warnings,
+        name_of=folder.name_of,
         tensors=folder.tensors,
     )

@@ -9,8 +9,10 @@ import torch
 
 from halfbyte.checkpoints.architecture import meta_model
 from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
+from halfbyte.checkpoints.expert_layers import quantized_experts, stacked_experts
+from halfbyte.checkpoints.experts import expert_linears
 from halfbyte.errors import CheckpointError
-from halfbyte.passes.scheme import Activations, Fp8Scheme, Scheme
+from halfbyte.passes.scheme import Activations, Fp8Scheme
 
 # Digit planes that hold a float activation to its own precision.
 _DIGITS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
@@ -45,19 +47,23 @@ def build_model(
         CheckpointError: when transformers cannot make the model.
     """
     model = meta_model(checkpoint.config, dtype)
-    _fill_computed_buffers(model)
-    for name, layer in checkpoint.layers.items():
-        if layer.scheme is not None:
-            module = _quantized_module(checkpoint, layer, layer.scheme, activations(layer), dtype, min_tokens)
-            _replace(model, name, module)
+    _fill_buffers(checkpoint, model)
+    for path, module in list(model.named_modules()):
+        layer = checkpoint.layers.get(checkpoint.name_of(path))
+        if isinstance(module, torch.nn.Linear) and layer is not None and layer.scheme is not None:
+            made = _quantized_module(checkpoint, path, layer, activations(layer), dtype, min_tokens)
+            _replace(model, path, made)
+        elif any(expert_linears(path, module)):
+            experts = quantized_experts(checkpoint, path, module, activations, _DIGITS[dtype])
+            _replace(model, path, experts)
     _replace_parameters(model, lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype))
     return model.eval()
 
 
 def _quantized_module(
     checkpoint: Checkpoint,
+    path: str,
     layer: LayerInfo,
-    scheme: Scheme,
     activations: Activations,
     dtype: torch.dtype,
     min_tokens: int,
@@ -65,10 +71,12 @@ def _quantized_module(
     from halfbyte.passes.fp8_linear import Fp8BlockLinear
     from halfbyte.passes.quant_linear import QuantLinear
 
+    scheme = layer.scheme
+    assert scheme is not None
     if isinstance(scheme, Fp8Scheme):
-        return Fp8BlockLinear(layer.name, scheme, layer.shape, bias=layer.bias, activations=activations)
+        return Fp8BlockLinear(path, scheme, layer.shape, bias=layer.bias, activations=activations)
     return QuantLinear(
-        layer.name,
+        path,
         scheme,
         layer.shape,
         bias=layer.bias,
@@ -91,10 +99,16 @@ def load_float_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32)
     """
 
     def read(name: str, meta: torch.Tensor) -> torch.Tensor:
-        return _float_weight(checkpoint, name).to(dtype).contiguous().clone()
+        if meta.dim() == 3:
+            weight = stacked_experts(
+                checkpoint, name, lambda layer: _float_weight(checkpoint, f"{layer}.weight")
+            )
+        else:
+            weight = _float_weight(checkpoint, checkpoint.name_of(name))
+        return weight.to(dtype).contiguous().clone()
 
     model = meta_model(checkpoint.config, dtype)
-    _fill_computed_buffers(model)
+    _fill_buffers(checkpoint, model)
     _replace_parameters(model, read)
     return model.eval()
 
@@ -130,9 +144,16 @@ def _replace_parameters(model: Any, make: Callable[[str, torch.Tensor], torch.Te
             setattr(module, leaf, made[id(meta)])
 
 
-def _fill_computed_buffers(model: Any) -> None:
-    """Computes the buffers that no checkpoint holds, by making the modules that own them again on the CPU."""
-    for name, module in list(model.named_modules()):
+def _fill_buffers(checkpoint: Checkpoint, model: Any) -> None:
+    """Reads the buffers that the checkpoint holds, and computes the others by making their modules again on the CPU."""
+    for path, module in list(model.named_modules()):
         own = [key for key, value in module.named_buffers(recurse=False) if value.is_meta]
-        if own:
-            _replace(model, name, type(module)(config=model.config))
+        stored = {key: checkpoint.name_of(f"{path}.{key}") for key in own}
+        if not own:
+            continue
+        if all(name in checkpoint.floats for name in stored.values()):
+            for key, name in stored.items():
+                value = checkpoint.float_tensor(name).to(getattr(module, key).dtype)
+                module.register_buffer(key, value.contiguous().clone())
+        else:
+            _replace(model, path, type(module)(config=model.config))

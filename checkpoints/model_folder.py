@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from halfbyte.checkpoints.architecture import LOOKED_AT, Architecture, checked_config
+from halfbyte.checkpoints.architecture import Architecture, checked_config
 from halfbyte.checkpoints.checkpoint import FloatInfo, LayerInfo
 from halfbyte.checkpoints.decoder_shapes import architecture_of
 from halfbyte.checkpoints.experts import names_in_file
@@ -45,6 +45,7 @@ class ModelFolder:
         quantization: the quantization configuration, if there is one.
         glance: only its headers are asked for; readers may take a few of its small tensors for all of them.
         warnings: gathered for the checkpoint.
+        name_of: from the model's own name of a layer or parameter to the one in the files.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class ModelFolder:
     quantization: QuantizationConfig | None
     glance: bool = False
     warnings: list[str] = field(default_factory=list)
+    name_of: Callable[[str], str] = str
 
     def float_parts(
         self, quantized: Iterable[str], parts: Iterable[str]
@@ -79,6 +81,7 @@ class ModelFolder:
         )
         weights = [f"{layer}.weight" for layer in layers]
         floats = match_parameters(self.architecture, stored, weights, tied=tied, where=self.path.name)
+        floats |= {name: stored[name] for name in self.architecture.buffers if name in stored}
         self._report_unused(set(floats) | set(parts))
         return floats, self._float_layers(floats, layers, tied)
 
@@ -125,15 +128,11 @@ def open_folder(folder: Path, *, glance: bool = False) -> ModelFolder:
         )
     raw = read_json_object(path_inside(folder, "config.json", named_by=folder.name))
     quantization = find_quantization_config(folder, raw)
-    config = checked_config(raw, "config.json", glance=glance)
+    config = checked_config(raw, "config.json")
     tensors = SafetensorsFolder(folder)
-    architecture, warnings = architecture_of(config), []
-    if config["model_type"] in LOOKED_AT:
-        architecture = architecture.renamed(names_in_file(tensors))
-        warnings.append(
-            f"models of the family {config['model_type']} have experts: compile does not take them yet"
-        )
-    return ModelFolder(folder, config, tensors, architecture, quantization, glance, warnings)
+    name_of = names_in_file(tensors)
+    architecture = architecture_of(config).renamed(name_of)
+    return ModelFolder(folder, config, tensors, architecture, quantization, glance, name_of=name_of)
 
 
 def refuse_both(layer: str, folder: ModelFolder, part: str) -> None:

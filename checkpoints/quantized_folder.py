@@ -110,6 +110,7 @@ def open_quantized(folder: ModelFolder, reader: LayerReader) -> QuantizedFolder:
         layers={name: layers[name] for name in folder.architecture.linears if name in layers},
         floats=floats | _dequantized(found),
         warnings=folder.warnings,
+        name_of=folder.name_of,
         tensors=folder.tensors,
         stored=found,
     )

@@ -207,15 +207,17 @@ def _tied_head(checkpoint: Checkpoint) -> Any:
 
 def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
     """Says where every tensor of the graphs is read from when the archive is written."""
+    from halfbyte.checkpoints.expert_layers import experts_source
     from halfbyte.passes.fp8_linear import Fp8BlockLinear
     from halfbyte.passes.program import LayerSource, TensorSource
+    from halfbyte.passes.quant_experts import QuantExperts
     from halfbyte.passes.quant_linear import QuantLinear
 
     def weight(layer: str) -> Callable[[], Weight]:
-        return lambda: checkpoint.quantized(layer)
+        return lambda: checkpoint.quantized(checkpoint.name_of(layer))
 
     def stored(tensor: str) -> Callable[[], torch.Tensor]:
-        return lambda: checkpoint.float_tensor(tensor)
+        return lambda: checkpoint.float_tensor(checkpoint.name_of(tensor))
 
     def computed(buffer: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: buffer
@@ -223,7 +225,9 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
     for name, module in model.named_modules():
         if isinstance(module, QuantLinear | Fp8BlockLinear):
             bias = None if module.bias is None else stored(f"{name}.bias")
-            program.layers[name] = LayerSource(weight(name), bias, (name,))
+            program.layers[name] = LayerSource(weight(name), bias, (checkpoint.name_of(name),))
+        elif isinstance(module, QuantExperts):
+            program.experts[name] = experts_source(checkpoint, module)
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         key = first.setdefault(id(parameter), name)

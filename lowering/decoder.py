@@ -21,9 +21,17 @@ class CacheShape:
 
 def cache_shapes(config: Any, max_context: int) -> list[CacheShape]:
     """The caches of a model in argument order: k0, v0, k1, v1, ..."""
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    shape = (config.num_key_value_heads, max_context, width)
-    return [CacheShape(f"{kind}{layer}", shape) for layer in range(config.num_hidden_layers) for kind in "kv"]
+    heads = config.num_key_value_heads
+    if getattr(config, "kv_lora_rank", None):  # latent attention keeps what keys and values are made from
+        heads, widths = 1, {"k": config.kv_lora_rank, "v": config.qk_rope_head_dim}
+    else:
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        widths = dict.fromkeys("kv", width)
+    return [
+        CacheShape(f"{kind}{layer}", (heads, max_context, widths[kind]))
+        for layer in range(config.num_hidden_layers)
+        for kind in "kv"
+    ]
 
 
 class _ArgumentCache:

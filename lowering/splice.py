@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -21,12 +21,13 @@ from iree.compiler import ir
 from halfbyte.errors import CompilerError
 from halfbyte.lowering.importer import Imported
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
-from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, render
+from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Glu, Kernel, Quantize, render
 from halfbyte.lowering.kernels.linear import Linear
+from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.targets.cpu import CpuTarget
-from halfbyte.passes.program import LayerSource, Program, state_value
+from halfbyte.passes.program import LayerSource, Program, stacked_source, state_value
 from halfbyte.passes.report import LayerRow
 from halfbyte.passes.scheme import Activations, Zero, mode_name
 from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
@@ -113,6 +114,7 @@ class _Splicer:
         lowerings: Mapping[str, Callable[[str, Any], None]] = {
             "torch.halfbyte.linear": self._linear,
             "torch.halfbyte.fp8_block_linear": self._fp8_block_linear,
+            "torch.halfbyte.moe": self._moe,
             "torch.halfbyte.cache_append": self._cache_append,
             "torch.halfbyte.quantize_per_token": self._quantize_per_token,
         }
@@ -254,6 +256,54 @@ class _Splicer:
         [y] = _call(wrapper, [result.type], [_builtin(x), *weights])
         _replace(op, [y])
 
+    def _moe(self, entry: str, op: Any) -> None:
+        x, ids, factors, *rest = op.operands
+        up, down, settings = rest[:5], rest[5:10], rest[10:]
+        bits, up_group, down_group, activations, digits, glu, limit = (_constant(value) for value in settings)
+        shaped, slots = _Shaped.of(x), _Shaped.of(ids).shape[-1]
+        name = self._state_name(entry, up[0]).removesuffix(".up_codes")
+        experts, both, _ = _Shaped.of(up[0]).shape
+        hidden = shaped.shape[-1]
+        assert experts is not None and both is not None and hidden is not None and slots is not None
+        moe = Moe(
+            self.target.isa,
+            experts,
+            slots,
+            _expert_linear("up", up, Packing(both // 2, hidden, up_group, bits)),
+            _expert_linear("down", down, Packing(hidden, both // 2, down_group, bits)),
+            shaped.dtype,
+            Activations(activations),
+            digits,
+            Glu(glu, limit),
+            self.target.soft_f16,
+        )
+        source = self.program.experts.get(name)
+        if source is None:  # a graph that uses the operator itself: its state is the weights
+            sides = [[None if _is_none(p) else self._state(entry, p) for p in side] for side in (up, down)]
+            inputs, groups = (hidden, both // 2), (up_group, down_group)
+            with _own_weight(name):
+                source = stacked_source(name, sides[0], sides[1], inputs, groups, bits)
+        group = self.parameters.add(name, self.target.pack_experts(name, moe, source))
+        for expert in range(experts):
+            for part in (source.gate, source.up, source.down):
+                for member in part(expert).members:
+                    self.kernels[member] = moe.label
+        self._use(moe.kernels)
+        self.helpers[moe.symbol] = moe.text()
+        tokens = shaped.shape[0]
+        wrapper = f"{moe.symbol}_{'d' if tokens is None else tokens}"
+        self.helpers[wrapper] = render(
+            "moe_tokens.mlir.j2",
+            name=wrapper,
+            callee=moe.symbol,
+            tokens=tokens,
+            data=moe.data,
+            weights=moe.arguments,
+        )
+        given = [_builtin(value) for value in (x, ids, factors)]
+        [y] = _call(wrapper, [_Shaped.of(op.results[0]).type], [*given, *map(self._global, group.tensors)])
+        _replace(op, [y])
+
     def _state(self, entry: str, value: Any) -> torch.Tensor:
         return state_value(self.program.entries[entry], self._state_name(entry, value))
 
@@ -318,6 +368,12 @@ class _Splicer:
                 found=str(value)[:200],
             )
         return name
+
+
+def _expert_linear(kind: Literal["up", "down"], parts: Sequence[Any], packing: Packing) -> ExpertLinear:
+    _, scale, zero, minimum, bias = parts
+    known = Zero.MINIMUM if not _is_none(minimum) else Zero.SYMMETRIC if _is_none(zero) else Zero.INTEGER
+    return ExpertLinear(kind, packing, _Shaped.of(scale).dtype, known, not _is_none(bias))
 
 
 @contextmanager

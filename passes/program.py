@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
 from halfbyte.passes.report import Report
-from halfbyte.passes.weight import Fp8Tensor, QuantTensor
+from halfbyte.passes.weight import Fp8Tensor, QuantTensor, quant_tensor
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,40 @@ class ExpertsSource:
     down: Callable[[int], LayerSource]
 
 
+Parts = Sequence[torch.Tensor | None]
+
+
+def stacked_source(
+    name: str, up: Parts, down: Parts, inputs: tuple[int, int], groups: tuple[int, int], bits: int
+) -> ExpertsSource:
+    """The experts behind the tensors that ``halfbyte::moe`` takes.
+
+    Args:
+        name: of the experts.
+        up, down: codes, scale, zero, minimum, bias, [E, outputs, ...] each, or None; gate's outputs before up's.
+        inputs, groups: of up and of down.
+        bits: of the codes.
+
+    Raises:
+        ValueError: tensors whose shapes do not fit each other.
+    """
+
+    def part(expert: int, parts: Parts, rows: slice, side: int) -> LayerSource:
+        own = [None if value is None else value[expert, rows] for value in parts]
+        bias = own[4]
+        weight = quant_tensor(name, own[:4], inputs[side], groups[side], bits)
+        return LayerSource(lambda: weight, None if bias is None else (lambda: bias), (name,))
+
+    assert up[0] is not None
+    inner = up[0].shape[1] // 2
+    return ExpertsSource(
+        up[0].shape[0],
+        lambda expert: part(expert, up, slice(0, inner), 0),
+        lambda expert: part(expert, up, slice(inner, None), 0),
+        lambda expert: part(expert, down, slice(None), 1),
+    )
+
+
 @dataclass(frozen=True)
 class TensorSource:
     """Where any other tensor comes from.
@@ -66,6 +100,8 @@ class Program:
         entries: exported graphs by entry point; they share state by name.
         layers: by the name of the layer, the weights behind `layer_nodes`. A node's codes are the state
             ``<layer>.codes``, its scales ``<layer>.scale`` and so on.
+        experts: by the name of a block's experts, the weights behind a ``halfbyte::moe`` node, whose codes are the
+            state ``<name>.up_codes`` and so on.
         tensors: by state name, every other tensor. State found in neither is taken from the graphs themselves.
         empty: the state of the graphs has no values (they come from ``layers`` and ``tensors``): nothing may
             read it, and copies of it would cost memory for nothing.
@@ -74,6 +110,7 @@ class Program:
 
     entries: dict[str, ExportedProgram]
     layers: dict[str, LayerSource] = field(default_factory=dict)
+    experts: dict[str, ExpertsSource] = field(default_factory=dict)
     tensors: dict[str, TensorSource] = field(default_factory=dict)
     empty: bool = False
     report: Report = field(default_factory=Report)

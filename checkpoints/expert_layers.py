@@ -1,0 +1,135 @@
+"""From the linears of single experts, as checkpoints have them, to the experts of a block, computed as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
+from halfbyte.errors import UnsupportedLayerError
+from halfbyte.passes.program import ExpertsSource, LayerSource
+from halfbyte.passes.quant_experts import ExpertsScheme, QuantExperts
+from halfbyte.passes.scheme import Activations, WeightScheme, Zero
+from halfbyte.passes.weight import QuantTensor
+
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+
+
+def quantized_experts(
+    checkpoint: Checkpoint,
+    path: str,
+    module: torch.nn.Module,
+    activations: Callable[[LayerInfo], Activations],
+    digits: int,
+) -> QuantExperts:
+    """The module that computes the experts of transformers' ``module``.
+
+    Args:
+        checkpoint: an opened checkpoint.
+        path: of the module in the model.
+        module: transformers' module of stacked experts.
+        activations: what a layer does to its input.
+        digits: digit planes of float activations.
+
+    Raises:
+        UnsupportedLayerError: the experts are not all alike, not all quantized, or their product is no SwiGLU.
+    """
+    probe = torch.linspace(-4, 4, 9)
+    act_fn: Any = module.act_fn  # by what it does: transformers has classes of its own
+    if not torch.allclose(act_fn(probe), torch.nn.functional.silu(probe)):
+        raise _refused(path, f"the activation {type(module.act_fn).__name__}", "SiLU")
+    stacked = module.down_proj
+    assert isinstance(stacked, torch.nn.Parameter)
+    experts, hidden, inner = stacked.shape
+    layers = {p: [_layer(checkpoint, path, expert, p) for expert in range(experts)] for p in _PROJECTIONS}
+    up = _common(path, [*layers["gate_proj"], *layers["up_proj"]])
+    down = _common(path, layers["down_proj"])
+    every = [layer for part in layers.values() for layer in part]
+    chosen = {activations(layer) for layer in every}
+    if len(chosen) > 1:
+        kinds = ", ".join(sorted(kind.value for kind in chosen))
+        raise _refused(path, f"activations {kinds}", "the same activations for all experts")
+    if up.bits != down.bits:
+        raise _refused(path, f"{up.bits} bits in gate and up, {down.bits} in down", "the same width")
+    if any(layer.bias for layer in every):
+        raise _refused(path, "a bias", "experts without one")
+    scheme = ExpertsScheme(up, down)
+    return QuantExperts(path, scheme, experts, hidden, inner, activations=chosen.pop(), digits=digits)
+
+
+def experts_source(checkpoint: Checkpoint, module: QuantExperts) -> ExpertsSource:
+    """Where the weights of a module come from, expert by expert."""
+
+    def source(projection: str, scheme: WeightScheme) -> Callable[[int], LayerSource]:
+        def of(expert: int) -> LayerSource:
+            name = checkpoint.name_of(f"{module.name}.{expert}.{projection}")
+            return LayerSource(lambda: _like(scheme, checkpoint.quantized(name)), None, (name,))
+
+        return of
+
+    up, down = module.scheme.up, module.scheme.down
+    gate = source("gate_proj", up)
+    return ExpertsSource(module.experts, gate, source("up_proj", up), source("down_proj", down))
+
+
+def stacked_experts(checkpoint: Checkpoint, name: str, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    """transformers' ``experts.gate_up_proj`` [E, 2I, H] or ``experts.down_proj`` [E, H, I] out of single linears.
+
+    Args:
+        checkpoint: an opened checkpoint.
+        name: of the parameter in the model.
+        read: gives the weight of a layer by its name in the checkpoint.
+    """
+    path, _, leaf = name.rpartition(".")
+    parts = ("down_proj",) if leaf == "down_proj" else ("gate_proj", "up_proj")
+    out: list[torch.Tensor] = []
+    while checkpoint.name_of(f"{path}.{len(out)}.{parts[0]}") in checkpoint.layers:
+        names = [checkpoint.name_of(f"{path}.{len(out)}.{part}") for part in parts]
+        out.append(torch.cat([read(part) for part in names]))
+    return torch.stack(out)
+
+
+def _layer(checkpoint: Checkpoint, path: str, expert: int, projection: str) -> LayerInfo:
+    return checkpoint.layers[checkpoint.name_of(f"{path}.{expert}.{projection}")]
+
+
+def _common(path: str, layers: Sequence[LayerInfo]) -> WeightScheme:
+    """The scheme of all these layers; zero points that are all 8 are only a case of zero points."""
+    kinds: dict[object, LayerInfo] = {}
+    for layer in layers:
+        scheme = layer.scheme
+        if isinstance(scheme, WeightScheme) and scheme.zero is Zero.SYMMETRIC:
+            scheme = replace(scheme, zero=Zero.INTEGER)
+        kinds.setdefault(scheme, layer)
+    first, *others = kinds.values()
+    if others:
+        found = f"{first.name}: {first.scheme or 'float'}; {others[0].name}: {others[0].scheme or 'float'}"
+        raise _refused(path, found, "experts that are all quantized alike")
+    if not isinstance(first.scheme, WeightScheme):
+        raise _refused(path, str(first.scheme or "float weights"), "experts with int4 or int8 weights")
+    if first.scheme.act_order:
+        raise _refused(path, "activation order", "groups that are contiguous")
+    zeros = {layer.scheme.zero for layer in layers if isinstance(layer.scheme, WeightScheme)}
+    return first.scheme if len(zeros) == 1 else replace(first.scheme, zero=Zero.INTEGER)
+
+
+def _like(scheme: WeightScheme, weight: object) -> QuantTensor:
+    """A weight with its middle written out as zero points where other experts have zero points."""
+    assert isinstance(weight, QuantTensor)
+    if scheme.zero is not Zero.INTEGER or weight.zero is not None:
+        return weight
+    middle = torch.full(weight.scale.shape, 1 << (weight.bits - 1), dtype=torch.uint8)
+    return replace(weight, zero=middle)
+
+
+def _refused(path: str, found: str, accepted: str) -> UnsupportedLayerError:
+    return UnsupportedLayerError(
+        "these experts cannot be compiled as they are",
+        where=path,
+        found=found,
+        accepted=accepted,
+        advice="quantize the experts anew, all with one scheme",
+    )
