@@ -18,6 +18,7 @@ from halfbyte.checkpoints.gguf_file import open_gguf
 from halfbyte.checkpoints.gptq import open_gptq
 from halfbyte.checkpoints.model_folder import ModelFolder, open_folder
 from halfbyte.checkpoints.safetensors_folder import holds_weights
+from halfbyte.checkpoints.torchao import open_torchao
 from halfbyte.checkpoints.w4afp8 import open_w4afp8
 from halfbyte.errors import CheckpointError
 
@@ -28,11 +29,11 @@ READERS: dict[str, Callable[[ModelFolder], Checkpoint]] = {
     **dict.fromkeys(AUTO_ROUND, open_auto_round),
     "compressed-tensors": open_compressed_tensors,
     "fp8": open_fp8,
+    "torchao": open_torchao,
     "w4afp8": open_w4afp8,
 }
 # Methods that exist but that no reader here understands yet.
 _NOT_YET = (
-    "torchao",
     "bitsandbytes",
     "modelopt",
     "hqq",
