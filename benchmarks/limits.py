@@ -2,10 +2,10 @@
 
     python benchmarks/limits.py [--json limits.json]
 
-Prints and writes {"isa", "dot_gmacs", "tile_gmacs", "bf16_gmacs", "bf16_tile_gmacs", "fma_gmacs", "read_gbs": {"2": ...
-"8": ..., "256": ...}} (sizes in MiB); null where the CPU has no such unit. Tiles are AMX. Kernels are judged against
-these: W4A8 against dot_gmacs and tile_gmacs, P digit planes against a P-th of them, e4m3 weights against the bf16
-units, one token against read_gbs.
+Prints and writes {"isa", "dot_gmacs", "tile_gmacs", "bf16_gmacs", "bf16_tile_gmacs", "fma_gmacs",
+"read_gbs": {"2": ..., "8": ..., "256": ...}} (sizes in MiB); null where the CPU has no such unit. Tiles are AMX.
+Kernels are judged against these: W4A8 against dot_gmacs and tile_gmacs, P digit planes against a P-th of them, e4m3
+weights against the bf16 units, one token against read_gbs.
 """
 
 from __future__ import annotations

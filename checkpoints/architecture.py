@@ -7,14 +7,18 @@ comes with a checkpoint is never run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from halfbyte.checkpoints.experts import expert_linears, router_shape
 from halfbyte.errors import CheckpointError
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
+# With experts: their files can be looked at, they are not compiled.
+LOOKED_AT = ("deepseek_v3", "mixtral", "qwen3_moe")
 
 # The largest values that are still a model; beyond them a damaged configuration takes all memory or time.
 _LIMITS = {
@@ -29,6 +33,8 @@ _LIMITS = {
 }
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the others change with the length of the text
 _OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_MOST_EXPERTS = 2**17  # in all layers: each has names of its own
 # What has no meaning here, or would make transformers look for code to run.
 _DROPPED = (
     "quantization_config",
@@ -58,28 +64,49 @@ class Architecture:
     """What a configuration leads to.
 
     Attributes:
-        linears: every nn.Linear by module path, in model order, lm_head included.
+        linears: every nn.Linear by module path, in model order, lm_head included; routers, and the linears of
+            every expert.
         parameters: shape of every parameter by name, a tied ``lm_head.weight`` included.
         tied: lm_head shares the weight of the embedding.
+        buffers: names of stored tensors that are no parameters, such as the bias of a router.
     """
 
     linears: dict[str, LinearShape]
     parameters: dict[str, tuple[int, ...]]
     tied: bool
+    buffers: frozenset[str] = frozenset()
+
+    def renamed(self, rename: Callable[[str], str]) -> Architecture:
+        """The same with other names for layers, parameters and buffers."""
+        return Architecture(
+            {rename(name): linear for name, linear in self.linears.items()},
+            {rename(name): shape for name, shape in self.parameters.items()},
+            self.tied,
+            frozenset(map(rename, self.buffers)),
+        )
 
 
-def checked_config(raw: dict[str, Any], where: str) -> dict[str, Any]:
+def checked_config(raw: dict[str, Any], where: str, *, glance: bool = False) -> dict[str, Any]:
     """The configuration without quantization and without anything that leads to foreign code.
 
     Args:
         raw: config.json as read.
         where: its name, for errors.
+        glance: the model is to be looked at, not compiled.
 
     Raises:
         CheckpointError: an unsupported ``model_type``, or a size that is missing, no integer or absurd.
     """
     model_type = raw.get("model_type")
-    if model_type not in SUPPORTED:
+    if model_type in LOOKED_AT and not glance:
+        raise CheckpointError(
+            "models with experts are not compiled yet",
+            where=where,
+            found=f"model_type {model_type}",
+            accepted=", ".join(SUPPORTED),
+            advice="halfbyte inspect lists their layers",
+        )
+    if model_type not in SUPPORTED and model_type not in LOOKED_AT:
         raise CheckpointError(
             "this model architecture is not supported",
             where=where,
@@ -102,6 +129,7 @@ def checked_config(raw: dict[str, Any], where: str) -> dict[str, Any]:
             )
     _check_heads(config, where)
     _check_rope(config, where)
+    _check_experts(config, where)
     dtype = config.get("dtype")
     if dtype is not None and dtype not in ("float32", "float16", "bfloat16"):
         raise CheckpointError(
@@ -138,6 +166,18 @@ def _check_rope(config: dict[str, Any], where: str) -> None:
             )
 
 
+def _check_experts(config: dict[str, Any], where: str) -> None:
+    for key in _EXPERTS:
+        experts = config.get(key, 1)
+        if type(experts) is not int or not 1 <= experts * config["num_hidden_layers"] <= _MOST_EXPERTS:
+            raise CheckpointError(
+                f"{key} is impossible",
+                where=where,
+                found=repr(experts)[:100],
+                accepted=f"an integer, at most {_MOST_EXPERTS} experts in all layers",
+            )
+
+
 def meta_model(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:
     """transformers' causal language model for a `checked_config`, on the meta device, in eval mode.
 
@@ -170,10 +210,17 @@ def built_architecture(config: dict[str, Any]) -> Architecture:
         CheckpointError: see `meta_model`.
     """
     model = meta_model(config)
-    linears = {
-        name: LinearShape((module.out_features, module.in_features), module.bias is not None)
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    }
+    linears: dict[str, LinearShape] = {}
     parameters = {name: tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}
-    return Architecture(linears, parameters, bool(model.config.tie_word_embeddings))
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            linears[path] = LinearShape((module.out_features, module.in_features), module.bias is not None)
+        elif (router := router_shape(module)) is not None:
+            linears[path] = LinearShape(router, False)
+        for name, shape in expert_linears(path, module):
+            linears[name], parameters[f"{name}.weight"] = LinearShape(shape, False), shape
+    stacked = [name for name, shape in parameters.items() if len(shape) == 3]
+    for name in stacked:
+        del parameters[name]
+    kept = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
+    return Architecture(linears, parameters, bool(model.config.tie_word_embeddings), frozenset(kept))

@@ -21,9 +21,10 @@ from halfbyte.checkpoints.stored_layer import StoredLayer
 
 @dataclass(frozen=True)
 class CompressedTensorsReader:
-    """Layers that have a ``weight_packed``, or a ``weight`` of int8 or e4m3."""
+    """Layers that have a ``weight_packed``, or a ``weight`` of int8 or e4m3; for `glance` see `inspect_layer`."""
 
     config: CompressedTensorsConfig
+    glance: bool
     weights: tuple[str, ...] = ("weight_packed",)
 
     @property
@@ -43,7 +44,7 @@ class CompressedTensorsReader:
     def inspect(
         self, name: str, shape: tuple[int, int], tensors: SafetensorsFolder, contradictions: Contradictions
     ) -> StoredLayer:
-        return inspect_layer(name, shape, tensors, self.config, contradictions)
+        return inspect_layer(name, shape, tensors, self.config, contradictions, self.glance)
 
 
 def open_compressed_tensors(folder: ModelFolder) -> QuantizedFolder:
@@ -51,4 +52,4 @@ def open_compressed_tensors(folder: ModelFolder) -> QuantizedFolder:
     assert folder.quantization is not None
     config = compressed_tensors_config(folder.quantization)
     folder.warnings.extend(config.notes)
-    return open_quantized(folder, CompressedTensorsReader(config))
+    return open_quantized(folder, CompressedTensorsReader(config, folder.glance))

@@ -9,7 +9,12 @@ import torch
 from halfbyte.checkpoints.compressed_tensors_activations import settle_activations
 from halfbyte.checkpoints.compressed_tensors_args import QuantizationArgs
 from halfbyte.checkpoints.compressed_tensors_config import CompressedTensorsConfig, Group
-from halfbyte.checkpoints.compressed_tensors_layer import PARTS, CompressedTensorsLayer, read_zeros
+from halfbyte.checkpoints.compressed_tensors_layer import (
+    PARTS,
+    CompressedTensorsLayer,
+    are_words,
+    read_zeros,
+)
 from halfbyte.checkpoints.contradictions import Contradictions
 from halfbyte.checkpoints.float_parameters import missing_tensor
 from halfbyte.checkpoints.fp8_layer import E4M3, inspect_fp8
@@ -20,7 +25,7 @@ from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.scale_blocks import ScaleBlocks, settle_blocks
 from halfbyte.checkpoints.stored_layer import StoredLayer
 from halfbyte.checkpoints.unreadable_layer import UnreadableLayer
-from halfbyte.checkpoints.words import words_for
+from halfbyte.checkpoints.words import fields, words_for
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.scheme import Activations
 
@@ -43,6 +48,7 @@ def inspect_layer(
     tensors: SafetensorsFolder,
     config: CompressedTensorsConfig,
     contradictions: Contradictions,
+    glance: bool = False,
 ) -> StoredLayer:
     """Reads the small tensors (zero points, g_idx, shape) of a quantized layer, and checks all shapes.
 
@@ -51,6 +57,7 @@ def inspect_layer(
     Args:
         name: module path.
         shape: (N, K) of the layer in the model.
+        glance: look at the zero points of few outputs only.
 
     Raises:
         CheckpointError: naming layer and tensor: one is missing, has a wrong shape or dtype, or impossible
@@ -73,7 +80,7 @@ def inspect_layer(
     if (why := _why_unreadable(name, shape, tensors, args, packed)) is not None:
         return _unreadable(name, shape, stored, why, "bits = 4 or 8")
     activations, refused = settle_activations(name, group.inputs, None, contradictions)
-    layer = _integer(name, shape, tensors, args, packed, contradictions)
+    layer = _integer(name, shape, tensors, args, packed, contradictions, glance)
     return dataclasses.replace(layer, activations=activations, refused_activations=refused)
 
 
@@ -148,6 +155,7 @@ def _integer(
     args: QuantizationArgs,
     packed: bool,
     contradictions: Contradictions,
+    glance: bool,
 ) -> CompressedTensorsLayer:
     require(name, tensors, "weight_scale")
     bits = _bits(name, shape, tensors, args, contradictions) if packed else args.bits
@@ -177,7 +185,7 @@ def _integer(
         bits=bits,
         groups=groups,
         group_size=size,
-        symmetric=_symmetric(name, grid, bits, args, tensors, contradictions),
+        symmetric=_symmetric(name, grid, bits, args, tensors, contradictions, glance),
         act_order=act_order,
         scale_dtype=SCALE_DTYPES[scales.dtype],
         blocks=blocks,
@@ -230,18 +238,31 @@ def _symmetric(
     args: QuantizationArgs,
     tensors: SafetensorsFolder,
     contradictions: Contradictions,
+    glance: bool,
 ) -> bool:
-    zeros = read_zeros(name, grid, bits, tensors)
-    if zeros is None:
+    if f"{name}.weight_zero_point" not in tensors:
         if not args.symmetric:
             raise missing_tensor(
                 [f"{name}.weight_zero_point"], tensors, "the configuration says symmetric = false"
             )
         return True
-    if bool((zeros == 1 << (bits - 1)).all()):
+    if bool((_zeros(name, grid, bits, tensors, glance) == 1 << (bits - 1)).all()):
         return True
     if args.symmetric:
         contradictions.add(
             name, "the configuration says symmetric = true, but there are zero points that are not 0"
         )
     return False
+
+
+def _zeros(
+    name: str, grid: tuple[int, int], bits: int, tensors: SafetensorsFolder, glance: bool
+) -> torch.Tensor:
+    """The zero points of a layer as uint8; at a glance those of its first outputs and of some in the middle."""
+    stored, words = tensors[f"{name}.weight_zero_point"], are_words(name, grid, bits, tensors)
+    if glance and len(stored.shape) == 2 and stored.shape[0] > 2:
+        few = stored.rows(0, stored.shape[0] // 2)
+        return fields(few, bits) if words else few.view(torch.uint8) + (1 << (bits - 1))
+    zeros = read_zeros(name, grid, bits, tensors)
+    assert zeros is not None
+    return zeros

@@ -85,11 +85,23 @@ def read_zeros(
     key = f"{name}.weight_zero_point"
     if key not in tensors:
         return None
+    if are_words(name, grid, bits, tensors):
+        return fields(tensors.read(key).t().contiguous(), bits)[:, : grid[0]].t().contiguous()
+    return unsigned_codes(key, bits, tensors).reshape(grid)
+
+
+def are_words(name: str, grid: tuple[int, int], bits: int, tensors: SafetensorsFolder) -> bool:
+    """Whether the zero points of a layer are words packed along N; else they are bytes.
+
+    Raises:
+        CheckpointError: they are neither.
+    """
+    key = f"{name}.weight_zero_point"
     stored, packed = tensors[key], (words_for(grid[0], bits), grid[1])
     if stored.dtype == torch.int32 and stored.shape == packed:
-        return fields(tensors.read(key).t().contiguous(), bits)[:, : grid[0]].t().contiguous()
+        return True
     if stored.dtype == torch.int8 and stored.shape in (grid, tensors[f"{name}.weight_scale"].shape):
-        return unsigned_codes(key, bits, tensors).reshape(grid)
+        return False
     raise CheckpointError(
         "weight_zero_point does not fit the layer",
         where=key,

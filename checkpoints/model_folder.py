@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from halfbyte.checkpoints.architecture import Architecture, checked_config
+from halfbyte.checkpoints.architecture import LOOKED_AT, Architecture, checked_config
 from halfbyte.checkpoints.checkpoint import FloatInfo, LayerInfo
 from halfbyte.checkpoints.decoder_shapes import architecture_of
+from halfbyte.checkpoints.experts import names_in_file
 from halfbyte.checkpoints.float_parameters import (
     EMBEDDING,
     HEAD,
@@ -94,7 +95,8 @@ class ModelFolder:
         return found
 
     def _report_unused(self, used: set[str]) -> None:
-        unused = [name for name in self.tensors if name not in used and not name.endswith(_COMPUTED)]
+        known = used | self.architecture.buffers
+        unused = [name for name in self.tensors if name not in known and not name.endswith(_COMPUTED)]
         if any(name.endswith(_OF_CACHES) for name in unused):
             self.warnings.append(
                 "scales of quantized key and value caches are not used: caches keep the model's dtype"
@@ -123,9 +125,15 @@ def open_folder(folder: Path, *, glance: bool = False) -> ModelFolder:
         )
     raw = read_json_object(path_inside(folder, "config.json", named_by=folder.name))
     quantization = find_quantization_config(folder, raw)
-    config = checked_config(raw, "config.json")
+    config = checked_config(raw, "config.json", glance=glance)
     tensors = SafetensorsFolder(folder)
-    return ModelFolder(folder, config, tensors, architecture_of(config), quantization, glance)
+    architecture, warnings = architecture_of(config), []
+    if config["model_type"] in LOOKED_AT:
+        architecture = architecture.renamed(names_in_file(tensors))
+        warnings.append(
+            f"models of the family {config['model_type']} have experts: compile does not take them yet"
+        )
+    return ModelFolder(folder, config, tensors, architecture, quantization, glance, warnings)
 
 
 def refuse_both(layer: str, folder: ModelFolder, part: str) -> None:

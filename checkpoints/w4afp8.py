@@ -7,12 +7,14 @@ Both kinds of layers have a ``weight_scale_inv``, which multiplies. Scales of in
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from halfbyte.checkpoints.contradictions import Contradictions
+from halfbyte.checkpoints.experts import OLDER_NAMES
 from halfbyte.checkpoints.fp8 import Fp8Reader
 from halfbyte.checkpoints.fp8_config import STATIC, fp8_config
 from halfbyte.checkpoints.integer_layer import Codes, IntegerLayer
@@ -41,6 +43,10 @@ class W4afp8Layer(IntegerLayer):
     def parts(self) -> tuple[str, ...]:
         return ("weight", "weight_scale_inv", "input_scale")
 
+    def tensor_names(self) -> Iterator[str]:
+        yield from super().tensor_names()
+        yield _other_input_scale(self.name)
+
     def read(self, tensors: SafetensorsFolder) -> Codes:
         octets = tensors.read(f"{self.name}.weight").view(torch.uint8) ^ _SIGNS
         scales = read_scales(f"{self.name}.weight_scale_inv", tensors)
@@ -64,7 +70,7 @@ class W4afp8Reader(Fp8Reader):
             return super().inspect(name, shape, tensors, contradictions)
         if not self.config.quantizes(name):
             contradictions.add(name, f"{self.where} leaves these layers in float, the tensors are int4")
-        if f"{name}.input_scale" in tensors:
+        if f"{name}.input_scale" in tensors or _other_input_scale(name) in tensors:
             contradictions.add(name, STATIC)
         check(name, "weight", tensors, (shape[0], -(-shape[1] // 2)), (torch.int8,))
         require(name, tensors, "weight_scale_inv")
@@ -89,6 +95,12 @@ def open_w4afp8(folder: ModelFolder) -> QuantizedFolder:
     config = fp8_config(folder.quantization)
     folder.warnings.extend(config.notes)
     return open_quantized(folder, W4afp8Reader(config))
+
+
+def _other_input_scale(layer: str) -> str:
+    """What a file calls ``input_scale`` where it says w1, w2 and w3 beside gate_proj, down_proj and up_proj."""
+    parent, _, leaf = layer.rpartition(".")
+    return f"{parent}.{OLDER_NAMES.get(leaf, leaf)}.input_scale"
 
 
 def _is_int4(layer: str, tensors: SafetensorsFolder) -> bool:

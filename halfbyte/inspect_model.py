@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,11 +120,14 @@ def inspect(
         UsageError: an entry of ``layers`` is malformed, or about no quantized layer.
     """
     from halfbyte.checkpoints import open_checkpoint
+    from halfbyte.checkpoints.architecture import LOOKED_AT
 
     choice = LayerActivations.of({"activations": activations, "layers": layers})
     checkpoint = open_checkpoint(Path(model), glance=True)
     choice.check_patterns(checkpoint.layers.values())
     plans = tuple(_plan(layer, choice, on_unsupported) for layer in checkpoint.layers.values())
+    if checkpoint.config.get("model_type") in LOOKED_AT:
+        plans = tuple(replace(plan, plan="refused: a model with experts") for plan in plans)
     config = {key: checkpoint.config[key] for key in _CONFIG if key in checkpoint.config}
     family = str(checkpoint.config.get("model_type", "unknown"))
     return Inspection(str(model), checkpoint.format, family, config, plans, tuple(checkpoint.warnings))

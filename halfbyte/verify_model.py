@@ -312,6 +312,7 @@ def _check_layer(runner: Bundle, checkpoint: Checkpoint, layer: ArchivedLayer, x
 
     kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     linear, members = layer.linear, layer.members
+    assert isinstance(linear, Linear | Fp8Linear)
     weight = join_weights(layer.name, map(checkpoint.quantized, members), layer.outputs)
     biases = [checkpoint.float_tensor(f"{member}.bias").float() for member in members] if linear.bias else []
     bias = torch.cat(biases) if biases else None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.linear import Linear
+from halfbyte.lowering.kernels.moe import Moe
 from halfbyte.lowering.parameters import TensorSpec
 from halfbyte.lowering.splice import SCOPE
 
@@ -25,7 +26,7 @@ class ArchivedLayer:
     """
 
     name: str
-    linear: Linear | Fp8Linear
+    linear: Linear | Fp8Linear | Moe
     members: tuple[str, ...] = ()
 
     @property
@@ -42,7 +43,7 @@ class ArchivedLayer:
 
 
 def layer_program(layers: Iterable[ArchivedLayer]) -> str:
-    """MLIR with ``@layer_<name>(x: [M, K]) -> [M, N]`` for every layer."""
+    """MLIR with ``@layer_<name>(x: [M, K]) -> [M, N]`` for every layer; experts also take ids and weights [M, k]."""
     parts: dict[str, str] = {}
     for layer in layers:
         linear = layer.linear
@@ -53,16 +54,17 @@ def layer_program(layers: Iterable[ArchivedLayer]) -> str:
         for spec in specs:
             named = f'#flow.parameter.named<"{SCOPE}"::"{spec.key}">'
             parts[spec.key] = f'util.global private @"{spec.key}" = {named} : {spec.type}'
-        x = f"tensor<?x{layer.inputs}x{linear.io}>"
-        y = f"tensor<?x{layer.outputs}x{linear.io}>"
+        y, data = linear.result, linear.data
         loads = "\n".join(
             f'  %w{i} = util.global.load immutable @"{spec.key}" : {spec.type}'
             for i, spec in enumerate(specs)
         )
-        operands = ", ".join(["%x", *(f"%w{i}" for i in range(len(specs)))])
-        types = ", ".join([x, *(spec.type for spec in specs)])
+        names = [f"%x{i}" for i in range(len(data))]
+        operands = ", ".join([*names, *(f"%w{i}" for i in range(len(specs)))])
+        types = ", ".join([*data, *(spec.type for spec in specs)])
+        given = ", ".join(f"{name}: {kind}" for name, kind in zip(names, data, strict=True))
         parts[layer.function] = (
-            f"func.func @{layer.function}(%x: {x}) -> {y} {{\n{loads}\n"
+            f"func.func @{layer.function}({given}) -> {y} {{\n{loads}\n"
             f"  %y = util.call @{linear.symbol}({operands}) : ({types}) -> {y}\n  return %y : {y}\n}}"
         )
     return "module {\n" + "\n".join(parts.values()) + "\n}\n"

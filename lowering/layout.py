@@ -152,3 +152,8 @@ def pack_fp8(weight: torch.Tensor) -> np.ndarray:
 def pack_block_scales(scale: torch.Tensor, outputs: int, block_outputs: int) -> np.ndarray:
     """[ceil(N / block_outputs), B] of any float dtype -> float32 [N/64, B, 64], one per column, times 256."""
     return pack_groups(scales_by_row(scale.float(), outputs, block_outputs) * 256.0)
+
+
+def side_by_side(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """Two packed linears of equal shape [N/64, ...] as one whose blocks of 64 columns take turns, [2 * N/64, ...]."""
+    return np.stack([gate, up], 1).reshape(2 * len(gate), *gate.shape[1:])

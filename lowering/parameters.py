@@ -9,6 +9,18 @@ import numpy as np
 
 _BITS = {"f64": 64, "i64": 64, "f32": 32, "i32": 32, "f16": 16, "bf16": 16, "i16": 16, "i8": 8}
 
+# MLIR element type -> a numpy dtype of its size, to carry its bits.
+NUMPY = {
+    "f64": "f8",
+    "i64": "i8",
+    "f32": "f4",
+    "i32": "i4",
+    "f16": "u2",
+    "bf16": "u2",
+    "i16": "i2",
+    "i8": "u1",
+}
+
 
 @dataclass(frozen=True)
 class TensorSpec:

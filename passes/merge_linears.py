@@ -54,7 +54,8 @@ class MergeLinears:
         for name, members in merged.items():
             for member in members:
                 if member in rows:
-                    rows[member].reason = f"computed by {name}"
+                    known = f"{rows[member].reason}; " if rows[member].reason else ""
+                    rows[member].reason = f"{known}computed by {name}"
         return len(merged)
 
 

@@ -31,6 +31,21 @@ class LayerSource:
 
 
 @dataclass(frozen=True)
+class ExpertsSource:
+    """Where the weights of a layer of experts come from: expert by expert, when they are needed.
+
+    Attributes:
+        experts: their number.
+        gate, up, down: give the linear of an expert.
+    """
+
+    experts: int
+    gate: Callable[[int], LayerSource]
+    up: Callable[[int], LayerSource]
+    down: Callable[[int], LayerSource]
+
+
+@dataclass(frozen=True)
 class TensorSource:
     """Where any other tensor comes from.
 

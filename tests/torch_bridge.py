@@ -8,6 +8,7 @@ import torch
 from numpy_twin import Array, Weight
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
+from halfbyte.passes.program import LayerSource
 from halfbyte.passes.weight import QuantTensor
 
 
@@ -58,3 +59,9 @@ def quant_tensor(name: str, weight: Weight) -> QuantTensor:
     return QuantTensor(
         name, codes, scale, weight.group_size, tensor(weight.zero), tensor(weight.minimum), bits=weight.bits
     )
+
+
+def layer_source(name: str, weight: Weight) -> LayerSource:
+    """The product's source of a weight and its bias."""
+    whole, bias = quant_tensor(name, weight), tensor(weight.bias)
+    return LayerSource(lambda: whole, None if bias is None else (lambda: bias), (name,))

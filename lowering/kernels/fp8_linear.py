@@ -75,6 +75,16 @@ class Fp8Linear:
         return f"halfbyte_linear_{mode}_{size}_{self.io}{'_bias' if self.bias else ''}"
 
     @property
+    def data(self) -> tuple[str, ...]:
+        """Types of what the function takes before the weight's tensors."""
+        return (f"tensor<?x{self.inputs}x{self.io}>",)
+
+    @property
+    def result(self) -> str:
+        """Type of what it gives."""
+        return f"tensor<?x{self.outputs}x{self.io}>"
+
+    @property
     def arguments(self) -> tuple[Argument, ...]:
         """The packed weight's tensors, in order."""
         columns = up(self.outputs, 64) // 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -10,6 +11,7 @@ from typing import Literal, Protocol
 import jinja2
 
 from halfbyte.lowering.kernels.isa import InstructionSet
+from halfbyte.passes.ops import swiglu
 from halfbyte.passes.scheme import Zero
 
 # Block tags are {! !} because {% is MLIR.
@@ -55,15 +57,18 @@ class Quantize:
         io: ``f32``, ``f16`` or ``bf16``.
         codes: what x becomes.
         soft_f16: the CPU has no instruction that casts f16.
+        slots: rows are those of the tokens that a list of slots names.
     """
 
     io: str
     codes: Codes
     soft_f16: bool = False
+    slots: bool = False
 
     @property
     def symbol(self) -> str:
-        return f"halfbyte_quantize_{self.codes}_{self.io}{soft_suffix(self.soft_f16, self.io)}"
+        kind = "_slots" if self.slots else ""
+        return f"halfbyte_quantize{kind}_{self.codes}_{self.io}{soft_suffix(self.soft_f16, self.io)}"
 
     def text(self) -> str:
         return render(
@@ -73,7 +78,37 @@ class Quantize:
             mode=self.codes.mode,
             digits=self.codes.digits,
             soft_f16=self.soft_f16,
+            slots=self.slots,
         )
+
+
+@dataclass(frozen=True)
+class Glu:
+    """The product of gate and up, see ``passes/ops/swiglu.py``: kind ``silu``, or ``oai`` with a limit."""
+
+    kind: str
+    limit: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.limit:g}".replace(".", "p") if self.kind == "oai" else self.kind
+
+    @property
+    def bits(self) -> dict[str, int]:
+        """The float32 constants of ``glu.mlir.j2``."""
+        values = {
+            "one": 1.0,
+            "magic": 12582912.0,
+            "least": swiglu.LEAST,
+            "most": swiglu.MOST,
+            "log2e": swiglu.LOG2E,
+            "less_high": -swiglu.LN2_HIGH,
+            "less_low": -swiglu.LN2_LOW,
+            "slope": swiglu.OAI_SLOPE,
+            "limit": self.limit,
+            "less_limit": -self.limit,
+            **{f"p{index}": value for index, value in enumerate(swiglu.POLYNOMIAL)},
+        }
+        return {name: struct.unpack("<I", struct.pack("<f", value))[0] for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -89,6 +124,8 @@ class Gemm:
         zero: how zero points are given.
         bias: whether a bias is added.
         soft_f16: the CPU has no instruction that casts f16.
+        experts: None, or which linear of experts it is: ``up`` (gate and up) or ``down``.
+        glu: of ``up``.
     """
 
     isa: InstructionSet
@@ -99,11 +136,15 @@ class Gemm:
     zero: Zero
     bias: bool
     soft_f16: bool = False
+    experts: Literal["up", "down"] | None = None
+    glu: Glu | None = None
 
     @property
     def symbol(self) -> str:
         rest = ("_bias" if self.bias else "") + soft_suffix(self.soft_f16, self.io, self.scale)
         mode = f"w{self.bits}_{self.codes}"
+        if self.experts:
+            mode = f"{self.experts}{f'_{self.glu}' if self.glu else ''}_{mode}"
         return f"halfbyte_gemm_{mode}_{self.isa.name}_{self.io}_{self.scale}_{self.zero.value}{rest}"
 
     def text(self) -> str:
@@ -119,9 +160,42 @@ class Gemm:
             zero=self.zero.value,
             bias=self.bias,
             soft_f16=self.soft_f16,
+            experts=self.experts,
+            glu=self.glu.kind if self.glu else None,
+            glu_bits=self.glu.bits if self.glu else {},
             row_block=ROW_BLOCK,
             panel=ROW_BLOCK if self.isa.tiles else _PANEL_ROWS[self.codes.digits],
         )
+
+
+@dataclass(frozen=True)
+class Route:
+    """``route.mlir.j2``: slots sorted by expert."""
+
+    symbol: str = "halfbyte_route"
+
+    def text(self) -> str:
+        return render("route.mlir.j2", name=self.symbol, row_block=ROW_BLOCK)
+
+
+@dataclass(frozen=True)
+class Combine:
+    """``combine.mlir.j2``: the results of a token's slots added up.
+
+    Attributes:
+        io: dtype of the result.
+        soft_f16: the CPU has no instruction that casts f16.
+    """
+
+    io: str
+    soft_f16: bool = False
+
+    @property
+    def symbol(self) -> str:
+        return f"halfbyte_combine_{self.io}{soft_suffix(self.soft_f16, self.io)}"
+
+    def text(self) -> str:
+        return render("combine.mlir.j2", name=self.symbol, io=self.io, soft_f16=self.soft_f16)
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,16 @@ class Linear:
         return f"halfbyte_linear_{mode}_{size}_{self.io}_{self.scale}_{self.zero.value}{rest}"
 
     @property
+    def data(self) -> tuple[str, ...]:
+        """Types of what the function takes before the weight's tensors."""
+        return (f"tensor<?x{self.inputs}x{self.io}>",)
+
+    @property
+    def result(self) -> str:
+        """Type of what it gives."""
+        return f"tensor<?x{self.outputs}x{self.io}>"
+
+    @property
     def arguments(self) -> tuple[Argument, ...]:
         """The packed weight's tensors, in order."""
         out = [

@@ -13,8 +13,9 @@ from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.isa import BEST_FIRST, InstructionSet, best
 from halfbyte.lowering.kernels.linear import Linear
-from halfbyte.lowering.parameters import ParameterGroup, TensorSpec
-from halfbyte.passes.program import LayerSource
+from halfbyte.lowering.kernels.moe import Moe
+from halfbyte.lowering.parameters import NUMPY, ParameterGroup, TensorSpec
+from halfbyte.passes.program import ExpertsSource, LayerSource
 from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 from halfbyte.runtime.cpu_features import architecture, host_features
 
@@ -134,6 +135,26 @@ class CpuTarget:
 
         return ParameterGroup(specs, make)
 
+    def pack_experts(self, name: str, moe: Moe, source: ExpertsSource) -> ParameterGroup:
+        """The packed weights of a layer of experts, as the kernels of ``moe`` take them."""
+        specs = tuple(TensorSpec(f"{name}.{a.name}", a.shape, a.dtype) for a in moe.arguments)
+
+        def make() -> dict[str, np.ndarray]:
+            made = {spec.key: np.empty(spec.shape, NUMPY[spec.dtype]) for spec in specs}
+            for expert in range(source.experts):
+                gate, up = _packed_source(source.gate(expert)), _packed_source(source.up(expert))
+                both = {part: layout.side_by_side(gate[part], up[part]) for part in gate}
+                down = _packed_source(source.down(expert))
+                for side, parts in (("up", both), ("down", down)):
+                    for part, values in parts.items():
+                        whole = made[f"{name}.{side}.{part}"]
+                        size = len(whole) // source.experts
+                        flat = values.reshape(size, *whole.shape[1:])
+                        whole[expert * size : (expert + 1) * size] = flat.view(whole.dtype)
+            return made
+
+        return ParameterGroup(specs, make)
+
     def fp8_linear(
         self, outputs: int, inputs: int, block: int, io: str, bias: bool, quantized: bool
     ) -> Fp8Linear:
@@ -151,6 +172,14 @@ def _packed(weight: QuantTensor | Fp8Tensor) -> dict[str, np.ndarray]:
     for part, values in (("zero", weight.zero), ("minimum", weight.minimum)):
         if values is not None:
             made[part] = layout.pack_groups(values)
+    return made
+
+
+def _packed_source(source: LayerSource) -> dict[str, np.ndarray]:
+    """The same with its bias, in blocks of 64."""
+    made = _packed(source.weight())
+    if source.bias is not None:
+        made["bias"] = layout.pack_bias(source.bias()).reshape(-1, 64)
     return made
 
 

@@ -7,6 +7,7 @@ from halfbyte.passes.ops.cache_append import cache_append
 from halfbyte.passes.ops.digit_planes import digit_block, digit_planes
 from halfbyte.passes.ops.fp8_block_linear import fp8_block_linear
 from halfbyte.passes.ops.linear import linear
+from halfbyte.passes.ops.moe import moe
 from halfbyte.passes.ops.quantize_fp8 import quantize_fp8
 from halfbyte.passes.ops.quantize_per_token import quantize_per_token
 
@@ -16,6 +17,7 @@ __all__ = [
     "digit_planes",
     "fp8_block_linear",
     "linear",
+    "moe",
     "quantize_fp8",
     "quantize_per_token",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from made_checkpoints import DOWN_PROJ, K_PROJ, Q_PROJ, float_tensors, llama_config, write_folder
-from made_compressed_tensors import INT8, WEIGHTS, ct_folder, group, packed_parts, signed_layer
+from made_compressed_tensors import INT8, WEIGHTS, ct_folder, group, int_parts, packed_parts, signed_layer
 
 from halfbyte.checkpoints import open_checkpoint
 from halfbyte.checkpoints.compressed_tensors_config import (
@@ -232,3 +232,20 @@ def test_the_older_place_of_the_configuration(tmp_path: Path) -> None:
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace('"quantization_config"', '"compression_config"'))
     assert open_checkpoint(folder).layers[DOWN_PROJ].scheme is not None
+
+
+@pytest.mark.parametrize("format", ["pack-quantized", "naive-quantized", "mixed-precision", None])
+def test_formats_that_say_how_layers_are_stored_or_leave_it_open(tmp_path: Path, format: str | None) -> None:
+    folder = ct_folder(tmp_path, llama_config(), parts(), [group([DOWN_PROJ])], format=format)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.warnings == []
+    assert checkpoint.format == f"compressed-tensors {format}" if format else "compressed-tensors"
+
+
+@pytest.mark.parametrize("format", ["int-quantized", "naive-quantized"])
+def test_formats_of_bytes(tmp_path: Path, format: str) -> None:
+    codes, zeros, scales = signed_layer((64, 96), 3)
+    one = group([DOWN_PROJ], WEIGHTS | {"symmetric": False})
+    made = int_parts(DOWN_PROJ, codes, zeros, scales)
+    checkpoint = open_checkpoint(ct_folder(tmp_path, llama_config(), made, [one], format=format))
+    assert checkpoint.warnings == [] and checkpoint.layers[DOWN_PROJ].storage == "ct int"

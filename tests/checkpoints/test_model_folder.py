@@ -130,6 +130,7 @@ def test_a_float_tensor_that_does_not_fit(tmp_path: Path, value: np.ndarray) -> 
     "change",
     [
         {"model_type": "mixtral"},
+        {"model_type": "bert"},
         {"model_type": None},
         {"model_type": ["llama"]},
         {"hidden_size": "64"},

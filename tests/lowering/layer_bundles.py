@@ -11,15 +11,16 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 from numpy_twin import E4M3, Array, Weight
-from torch_bridge import quant_tensor, tensor
+from torch_bridge import layer_source
 
 from halfbyte.lowering.archive import write_archive
 from halfbyte.lowering.compiler import compile_module
 from halfbyte.lowering.kernels.isa import InstructionSet
 from halfbyte.lowering.kernels.linear import Linear
+from halfbyte.lowering.kernels.moe import Moe
 from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
 from halfbyte.lowering.layout import Packing
-from halfbyte.lowering.parameters import Parameters
+from halfbyte.lowering.parameters import ParameterGroup, Parameters
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.passes.program import LayerSource
 from halfbyte.passes.scheme import Activations, Zero
@@ -72,26 +73,40 @@ class Case:
         )
 
     def source(self) -> LayerSource:
-        bias = tensor(self.weight.bias)
-        whole = quant_tensor(self.name, self.weight)
-        return LayerSource(lambda: whole, None if bias is None else (lambda: bias), (self.name,))
+        return layer_source(self.name, self.weight)
 
 
 def compile_layers(
     folder: Path, cases: Iterable[Case], isa: InstructionSet, cpu: str, flags: tuple[str, ...] = ()
 ) -> Bundle:
     """Compiles every case for a CPU, with the kernels of an instruction set, and loads the result."""
-    folder.mkdir(parents=True)
-    target, parameters, layers, entries = CpuTarget.named(cpu), Parameters(), [], {}
+    target, layers = CpuTarget.named(cpu), []
     for case in cases:
         linear = case.linear(isa, target)
-        parameters.add(case.name, target.pack(case.name, linear, case.source()))
-        layer = ArchivedLayer(case.name, linear)
-        layers.append(layer)
         outputs, inputs = case.weight.codes.shape
-        entries[layer.function] = EntryPoint(
-            (Tensor("x", ("T", inputs), case.io),), (Tensor("y", ("T", outputs), case.io),)
-        )
+        group = target.pack(case.name, linear, case.source())
+        layers.append((case.name, linear, group, (((inputs,), case.io),), ((outputs,), case.io)))
+    return compile_program(folder, layers, cpu, flags)
+
+
+Sizes = tuple[tuple[int, ...], str]  # of one row, and its dtype
+
+
+def compile_program(
+    folder: Path,
+    made: Iterable[tuple[str, Linear | Moe, ParameterGroup, tuple[Sizes, ...], Sizes]],
+    cpu: str,
+    flags: tuple[str, ...] = (),
+) -> Bundle:
+    """A bundle with one function for every (name, kernels, packed weights, inputs, output)."""
+    folder.mkdir(parents=True)
+    target, parameters, layers, entries = CpuTarget.named(cpu), Parameters(), [], {}
+    for name, kernels, group, inputs, (shape, dtype) in made:
+        parameters.add(name, group)
+        layer = ArchivedLayer(name, kernels)
+        layers.append(layer)
+        takes = tuple(Tensor(f"x{i}", ("T", *size), kind) for i, (size, kind) in enumerate(inputs))
+        entries[layer.function] = EntryPoint(takes, (Tensor("y", ("T", *shape), dtype),))
     host = ",".join(sorted(target.features)) if cpu == "host" else ""
     content, _ = compile_module(layer_program(layers), [*target.flags, *flags], host=host)
     (folder / "model.vmfb").write_bytes(content)
@@ -113,8 +128,8 @@ def compile_layers(
     return load(folder)
 
 
-def call_layer(bundle: Bundle, name: str, x: Array) -> Array:
+def call_layer(bundle: Bundle, name: str, x: Array, *more: Array) -> Array:
     """The layer's outputs in the dtype of x."""
     carrier = x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x
-    [y] = bundle.call(f"layer_{name}", np.ascontiguousarray(carrier))
+    [y] = bundle.call(f"layer_{name}", np.ascontiguousarray(carrier), *more)
     return y.view(ml_dtypes.bfloat16) if x.dtype == ml_dtypes.bfloat16 else y
