@@ -15,6 +15,7 @@ from halfbyte.checkpoints.integer_layer import Codes, IntegerLayer
 from halfbyte.checkpoints.layer_tensors import read_scales
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.scale_blocks import ScaleBlocks
+from halfbyte.checkpoints.signed_codes import unsigned_codes
 from halfbyte.checkpoints.words import fields, words_for
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.weight import scales_by_row
@@ -70,7 +71,7 @@ class CompressedTensorsLayer(IntegerLayer):
             return fields(tensors.read(f"{self.name}.weight_packed"), self.bits)[
                 :, : self.shape[1]
             ].contiguous()
-        return _unsigned(f"{self.name}.weight", self.bits, tensors)
+        return unsigned_codes(f"{self.name}.weight", self.bits, tensors)
 
 
 def read_zeros(
@@ -86,7 +87,7 @@ def read_zeros(
         return None
     if are_words(name, grid, bits, tensors):
         return fields(tensors.read(key).t().contiguous(), bits)[:, : grid[0]].t().contiguous()
-    return _unsigned(key, bits, tensors).reshape(grid)
+    return unsigned_codes(key, bits, tensors).reshape(grid)
 
 
 def are_words(name: str, grid: tuple[int, int], bits: int, tensors: SafetensorsFolder) -> bool:
@@ -108,23 +109,3 @@ def are_words(name: str, grid: tuple[int, int], bits: int, tensors: SafetensorsF
         accepted=f"int32 {list(packed)} (packed along the outputs) or int8 {list(grid)}",
         advice="config.json and the weights are of different models, or the file is damaged",
     )
-
-
-def _unsigned(key: str, bits: int, tensors: SafetensorsFolder) -> torch.Tensor:
-    """int8 codes as uint8: what was -8 (-128 of 8 bits) becomes 0.
-
-    Raises:
-        CheckpointError: a value that has no place in so many bits.
-    """
-    middle = 1 << (bits - 1)
-    shifted = tensors.read(key).view(torch.uint8) + middle
-    bad = int((shifted > 2 * middle - 1).sum())
-    if bad:
-        raise CheckpointError(
-            f"there are values that are no integers of {bits} bits",
-            where=key,
-            found=f"{bad} of {shifted.numel()}",
-            accepted=f"{-middle} to {middle - 1}",
-            advice="num_bits in the configuration is wrong, or the file is damaged",
-        )
-    return shifted

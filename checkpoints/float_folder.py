@@ -14,7 +14,14 @@ from halfbyte.checkpoints.tokenizer import save_folder_tokenizer
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.weight import Weight
 
-_QUANTIZED_PARTS = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".qzeros")
+_QUANTIZED_PARTS = (
+    ".qweight",
+    ".weight_packed",
+    ".weight_scale",
+    ".weight_scale_inv",
+    ".qzeros",
+    "._weight_qdata",
+)
 
 
 @dataclass(kw_only=True)

@@ -16,8 +16,11 @@ from halfbyte.checkpoints.folder import path_inside
 from halfbyte.checkpoints.fp8 import open_fp8
 from halfbyte.checkpoints.gguf_file import open_gguf
 from halfbyte.checkpoints.gptq import open_gptq
+from halfbyte.checkpoints.hqq import CODES as HQQ_CODES
+from halfbyte.checkpoints.hqq import open_hqq
 from halfbyte.checkpoints.model_folder import ModelFolder, open_folder
 from halfbyte.checkpoints.safetensors_folder import holds_weights
+from halfbyte.checkpoints.torchao import open_torchao
 from halfbyte.checkpoints.w4afp8 import open_w4afp8
 from halfbyte.errors import CheckpointError
 
@@ -25,17 +28,17 @@ from halfbyte.errors import CheckpointError
 READERS: dict[str, Callable[[ModelFolder], Checkpoint]] = {
     "awq": open_awq,
     "gptq": open_gptq,
+    "hqq": open_hqq,
     **dict.fromkeys(AUTO_ROUND, open_auto_round),
     "compressed-tensors": open_compressed_tensors,
     "fp8": open_fp8,
+    "torchao": open_torchao,
     "w4afp8": open_w4afp8,
 }
 # Methods that exist but that no reader here understands yet.
 _NOT_YET = (
-    "torchao",
     "bitsandbytes",
     "modelopt",
-    "hqq",
     "mxfp4",
 )
 
@@ -88,7 +91,8 @@ def _checked_file(path: Path) -> Path:
 
 def _reader(folder: ModelFolder) -> Callable[[ModelFolder], Checkpoint]:
     if folder.quantization is None:
-        return open_float
+        hqq = any(name.endswith(f".{HQQ_CODES}") for name in folder.tensors)
+        return open_hqq if hqq else open_float
     method = folder.quantization.method
     reader = READERS.get(method)
     if reader is None:

@@ -22,6 +22,7 @@ from halfbyte.errors import CheckpointError
 
 _MAX_HEADER = 100 * 2**20  # the limit of the safetensors package itself
 _MAX_DIMENSIONS = 8
+_METADATA = "__metadata__"
 _COPIED = 2**20  # bytes; up to here reading costs less than mapping
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -114,6 +115,27 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         CheckpointError: naming the file, when the header is damaged, a tensor lies outside the file or over
             another one, or its bytes do not fit its shape.
     """
+    header, base, file_size = _header(path)
+    header.pop(_METADATA, None)
+    stored = {name: _entry(path, name, entry, base, file_size) for name, entry in header.items()}
+    _check_overlaps(path.name, stored)
+    return stored
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What the header says beside the tensors; empty when nothing.
+
+    Raises:
+        CheckpointError: the header is damaged, or these are no texts by name.
+    """
+    found = _header(path)[0].get(_METADATA, {})
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise CheckpointError("has metadata that are no texts by name", where=path.name)
+    return found
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header, where the data begin, and the size of the file."""
     where = path.name
     try:
         file_size = path.stat().st_size
@@ -126,14 +148,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                     found=f"{file_size} bytes with a header of {length} bytes",
                     accepted=f"a header that lies in the file and has at most {_MAX_HEADER} bytes",
                 )
-            header = parse_json_object(file.read(length), f"{where} (header)")
+            return parse_json_object(file.read(length), f"{where} (header)"), 8 + length, file_size
     except OSError as error:
         raise CheckpointError("cannot be read", where=where, found=error.strerror or str(error)) from None
-    header.pop("__metadata__", None)
-    base = 8 + length
-    stored = {name: _entry(path, name, entry, base, file_size) for name, entry in header.items()}
-    _check_overlaps(where, stored)
-    return stored
 
 
 def _entry(path: Path, name: str, entry: Any, base: int, file_size: int) -> StoredTensor:

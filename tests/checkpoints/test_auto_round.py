@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from made_checkpoints import (
     DOWN_PROJ,
     Q_PROJ,
@@ -21,6 +22,7 @@ from made_checkpoints import (
     random_layer,
     write_folder,
 )
+from safetensors.torch import load_file, save_file
 
 from halfbyte.checkpoints import Checkpoint, open_checkpoint
 from halfbyte.checkpoints.auto_round import auto_round_config
@@ -247,3 +249,28 @@ def test_the_registry_goes_on_with_the_other_method(
     (folder / "quantization_config.json").write_text(json.dumps(values))
     open_checkpoint(folder)
     assert seen == [method]
+
+
+def test_fp8_blocks_are_read_as_fp8(data: Path, tmp_path: Path) -> None:
+    """llmcompressor's blocks under the names that auto-round gives them."""
+    source = data / "llama-ct-fp8-block"
+    tensors = load_file(source / "model.safetensors")
+    renamed = {name.replace("weight_scale", "weight_scale_inv"): value for name, value in tensors.items()}
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "auto-round",
+        "packing_format": "auto_round:fp8",
+        "data_type": "fp",
+        "bits": 8,
+        "group_size": [128, 128],
+        "act_bits": 8,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(renamed, tmp_path / "model.safetensors")
+    ours, theirs = open_checkpoint(tmp_path), open_checkpoint(source)
+    quantized = [name for name, info in theirs.layers.items() if info.scheme is not None]
+    assert len(quantized) == 14
+    for name in quantized:
+        assert ours.layers[name].scheme == theirs.layers[name].scheme
+        assert ours.layers[name].activations == theirs.layers[name].activations
+        assert torch.equal(ours.quantized(name).dequantize(), theirs.quantized(name).dequantize())

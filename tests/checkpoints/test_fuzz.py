@@ -155,6 +155,7 @@ def test_values_of_fp8(data: Path, tmp_path: Path, method: str, key: str, value:
 
 
 AWQ, AUTO_ROUND = "qwen2-awq-asym-g32", "llama-autoround-zeros-as-stored"
+TORCHAO, HQQ = "llama-torchao-int4-asym-g32", "llama-hqq-int4-g32"
 WORDS_KEYS = (
     *(
         "bits",
@@ -178,7 +179,7 @@ WORDS_VALUES = (
 
 
 @BOUNDED
-@given(edits=EDITS, cut=st.floats(0, 1), name=st.sampled_from([AWQ, AUTO_ROUND]))
+@given(edits=EDITS, cut=st.floats(0, 1), name=st.sampled_from([AWQ, AUTO_ROUND, TORCHAO, HQQ]))
 def test_headers_of_packed_words(
     data: Path, tmp_path: Path, edits: list[tuple[float, bytes, bool]], cut: float, name: str
 ) -> None:

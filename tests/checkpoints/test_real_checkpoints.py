@@ -33,6 +33,7 @@ GPTQ = [
     "base-gptq",
 ]
 AWQ = ["qwen2-awq-asym-g32", "qwen3-autoround-awq-asym-g64"]
+OTHERS = ["llama-torchao-int4-asym-g32", "llama-hqq-int4-g32"]
 GGUF = ["llama-gguf-q4_0", "llama-gguf-q4_1"]
 
 
@@ -42,7 +43,7 @@ def weight_of(checkpoint: Checkpoint, layer: str) -> np.ndarray:
     return checkpoint.quantized(layer).dequantize().numpy()
 
 
-@pytest.mark.parametrize("name", GPTQ + AWQ + GGUF)
+@pytest.mark.parametrize("name", GPTQ + AWQ + OTHERS + GGUF)
 def test_layers_have_the_schemes_they_were_written_with(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
     expected = load_json(data / name / "expected.json")
@@ -68,7 +69,7 @@ def test_layers_have_the_schemes_they_were_written_with(data: Path, name: str) -
     assert checkpoint.warnings == []
 
 
-@pytest.mark.parametrize("name", GPTQ + AWQ + GGUF)
+@pytest.mark.parametrize("name", GPTQ + AWQ + OTHERS + GGUF)
 def test_dequantized_weights_are_exact(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
     expected = read_safetensors(data / name / "expected.safetensors")
@@ -141,7 +142,7 @@ def test_every_gguf_layer_equals_the_independent_unpacker(data: Path, name: str)
     assert compared >= 14
 
 
-@pytest.mark.parametrize("name", GPTQ + AWQ + GGUF)
+@pytest.mark.parametrize("name", GPTQ + AWQ + OTHERS + GGUF)
 def test_logits_of_the_float_model(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
     expected = read_safetensors(data / name / "expected.safetensors")
@@ -152,7 +153,7 @@ def test_logits_of_the_float_model(data: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*AWQ, "qwen2-gptq-v1-actorder-g32", "llama-gptq-v2-asym-g32", "llama-gguf-q4_1"]
+    "name", [*AWQ, *OTHERS, "qwen2-gptq-v1-actorder-g32", "llama-gptq-v2-asym-g32", "llama-gguf-q4_1"]
 )
 def test_logits_of_the_model_with_quantized_modules(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
@@ -189,7 +190,7 @@ def test_a_real_gguf_file_equals_transformers_reading_of_it() -> None:
         assert torch.equal(value, wanted[name]), name
 
 
-@pytest.mark.parametrize("name", GPTQ + AWQ + GGUF)
+@pytest.mark.parametrize("name", GPTQ + AWQ + OTHERS + GGUF)
 def test_a_glance_tells_the_same(data: Path, name: str) -> None:
     whole, glance = open_checkpoint(data / name), open_checkpoint(data / name, glance=True)
     assert (whole.layers, whole.warnings, whole.floats) == (glance.layers, glance.warnings, glance.floats)
