@@ -227,7 +227,8 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
             bias = None if module.bias is None else stored(f"{name}.bias")
             program.layers[name] = LayerSource(weight(name), bias, (checkpoint.name_of(name),))
         elif isinstance(module, QuantExperts):
-            program.experts[name] = experts_source(checkpoint, module)
+            source = program.experts[name] = experts_source(checkpoint, module)
+            program.report.experts[name] = list(source.members())
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         key = first.setdefault(id(parameter), name)

@@ -284,10 +284,7 @@ class _Splicer:
             with _own_weight(name):
                 source = stacked_source(name, sides[0], sides[1], inputs, groups, bits)
         group = self.parameters.add(name, self.target.pack_experts(name, moe, source))
-        for expert in range(experts):
-            for part in (source.gate, source.up, source.down):
-                for member in part(expert).members:
-                    self.kernels[member] = moe.label
+        self.kernels |= dict.fromkeys(source.members(), moe.label)
         self._use(moe.kernels)
         self.helpers[moe.symbol] = moe.text()
         tokens = shaped.shape[0]

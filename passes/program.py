@@ -44,6 +44,12 @@ class ExpertsSource:
     up: Callable[[int], LayerSource]
     down: Callable[[int], LayerSource]
 
+    def members(self) -> Iterator[str]:
+        """The linears of all experts, by their names in the checkpoint."""
+        for expert in range(self.experts):
+            for linear in (self.gate, self.up, self.down):
+                yield from linear(expert).members
+
 
 Parts = Sequence[torch.Tensor | None]
 

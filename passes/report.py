@@ -57,6 +57,7 @@ class Report:
         warnings: contradictions of the checkpoint, and what was assumed.
         passes: name, seconds and number of changes of each pass.
         merged: linears that became one, by the name they share in the archive.
+        experts: linears of the experts of a block, by the name of its experts in the archive.
     """
 
     layers: list[LayerRow] = field(default_factory=list)
@@ -64,6 +65,7 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     passes: list[dict[str, Any]] = field(default_factory=list)
     merged: dict[str, list[str]] = field(default_factory=dict)
+    experts: dict[str, list[str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

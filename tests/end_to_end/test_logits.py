@@ -41,6 +41,10 @@ MODELS = {
     "qwen3-ct-w4a8-channel": False,
     "llama-ct-fp8-block": True,
     "qwen3-ct-fp8-dynamic": False,
+    "mixtral-ct-w4a16-sharded": True,
+    "qwen3moe-ct-w4a8": False,
+    "qwen3moe-autoround-g32": True,
+    "deepseek-w4afp8": False,
 }
 # Checkpoints that ask for quantized activations, and for which.
 ASKING = {
@@ -51,6 +55,8 @@ ASKING = {
     "llama-ct-w4afp8": "fp8",
     "llama-ct-fp8-block": "fp8",
     "qwen3-ct-fp8-dynamic": "fp8",
+    "qwen3moe-ct-w4a8": "int8",
+    "deepseek-w4afp8": "fp8",
 }
 V2, Q4_1 = "llama-gptq-v2-asym-g32", "llama-gguf-q4_1"
 
@@ -143,12 +149,18 @@ def test_the_archive_holds_the_checkpoints_bits_per_weight(model: Compiled) -> N
     [archive] = model.bundle.manifest.parameters
     quantized = [layer for layer in model.bundle.manifest.layers if layer.scheme != "float"]
     size = {"int4": 0.5, "int8": 1.0, "e4m3": 1.0}
-    weights = sum(layer.shape[0] * layer.shape[1] * size[layer.scheme[:4]] for layer in quantized)
+    report = json.loads((model.bundle.folder / "report.json").read_text())
+    weights = 0.0
+    for layer in quantized:  # the outputs of every expert are padded to 64
+        outputs = -(-layer.shape[0] // 64) * 64 if ".experts." in layer.name else layer.shape[0]
+        weights += outputs * layer.shape[1] * size[layer.scheme[:4]]
     codes = sum(tensor.bytes for key, tensor in archive.tensors.items() if key.endswith(".codes"))
     assert weights <= codes <= 1.05 * weights
-    merged = json.loads((model.bundle.folder / "report.json").read_text())["merged"]
     packed = [key.removesuffix(".codes") for key in archive.tensors if key.endswith(".codes")]
-    members = [member for name in packed for member in merged.get(name, [name])]
+    experts = {f"{name}.{side}" for name in report["experts"] for side in ("up", "down")}
+    assert experts <= set(packed)
+    members = [m for name in packed if name not in experts for m in report["merged"].get(name, [name])]
+    members += [member for linears in report["experts"].values() for member in linears]
     assert sorted(members) == sorted(layer.name for layer in quantized)
     assert not any(f"{layer.name}.weight" in archive.tensors for layer in quantized)
 
