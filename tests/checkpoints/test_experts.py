@@ -1,9 +1,10 @@
-"""Models with experts: their files are listed layer by layer and read exactly; they are not compiled yet."""
+"""Models with experts: their files are listed layer by layer and read exactly; the experts of a block are one."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from independent_unpack import load_json, read_safetensors
 from made_checkpoints import float_tensors, llama_config, write_folder
 
 import halfbyte
-from halfbyte.checkpoints import open_checkpoint
+from halfbyte.checkpoints import build_model, open_checkpoint
 from halfbyte.checkpoints.experts import names_in_file
-from halfbyte.errors import CheckpointError
+from halfbyte.errors import CheckpointError, UnsupportedLayerError
+from halfbyte.passes.quant_experts import QuantExperts
+from halfbyte.passes.scheme import Activations
 
 NAMES = ["qwen3moe-ct-w4a8", "mixtral-ct-w4a16-sharded", "deepseek-w4afp8"]
 
@@ -57,20 +60,10 @@ def test_dequantized_weights_are_exact(data: Path, name: str) -> None:
 def test_warnings(data: Path, name: str) -> None:
     """Scales of inputs, under whatever name, are dropped with a note (case 28); nothing else is unknown."""
     warnings = open_checkpoint(data / name, glance=True).warnings
-    assert "have experts" in warnings[0]
     if name == "deepseek-w4afp8":
-        assert "static input scales" in warnings[1] and len(warnings) == 2
+        assert "static input scales" in warnings[0] and len(warnings) == 1
     else:
-        assert len(warnings) == 1
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_compile_refuses_with_one_message(data: Path, tmp_path: Path, name: str) -> None:
-    family = load_json(data / name / "config.json")["model_type"]
-    with pytest.raises(CheckpointError, match="models with experts are not compiled yet") as error:
-        halfbyte.compile(data / name, tmp_path / "out")
-    assert family in str(error.value) and "halfbyte inspect" in str(error.value)
-    assert not (tmp_path / "out").exists()
+        assert not warnings
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,7 +72,39 @@ def test_inspect_groups_experts(data: Path, name: str) -> None:
     experts = [group for group in found.groups if ".experts." in group.pattern]
     assert len(experts) == 3
     assert all(group.count % 4 == 0 and group.pattern.count("*") == 2 for group in experts)
-    assert all(layer.plan.startswith("refused: a model with experts") for layer in found.layers)
+    modes = {"qwen3moe-ct-w4a8": "W4A8", "mixtral-ct-w4a16-sharded": "W4A16", "deepseek-w4afp8": "W4AFP8"}
+    plans = {layer.plan for layer in found.layers if ".experts." in layer.name}
+    assert len(plans) == 1 and modes[name] in plans.pop()
+
+
+def test_a_block_is_one_module(data: Path) -> None:
+    checkpoint = open_checkpoint(data / "qwen3moe-ct-w4a8")
+    model = build_model(checkpoint)
+    found = [module for module in model.modules() if isinstance(module, QuantExperts)]
+    assert len(found) == model.config.num_hidden_layers
+    count = model.config.num_local_experts
+    assert found[0].up_codes.shape[:2] == (count, 2 * model.config.moe_intermediate_size)
+    assert all(buffer.is_meta for buffer in found[0].buffers())
+
+
+def test_experts_that_differ_are_refused(data: Path) -> None:
+    checkpoint = open_checkpoint(data / "qwen3moe-ct-w4a8")
+    name = "model.layers.1.mlp.experts.2.up_proj"
+    layers = dict(checkpoint.layers)
+    layers[name] = replace(layers[name], scheme=None)
+    checkpoint.layers = layers
+    with pytest.raises(UnsupportedLayerError, match=r"model\.layers\.1\.mlp\.experts") as error:
+        build_model(checkpoint)
+    assert (
+        name in str(error.value) and "float" in str(error.value) and "all with one scheme" in str(error.value)
+    )
+    with pytest.raises(UnsupportedLayerError, match="activations int8, none"):
+        build_model(
+            open_checkpoint(data / "qwen3moe-ct-w4a8"),
+            activations=lambda layer: (
+                Activations.NONE if layer.name.endswith("3.up_proj") else layer.activations
+            ),
+        )
 
 
 def test_names_of_mixtral() -> None:

@@ -129,7 +129,7 @@ def test_a_float_tensor_that_does_not_fit(tmp_path: Path, value: np.ndarray) -> 
 @pytest.mark.parametrize(
     "change",
     [
-        {"model_type": "mixtral"},
+        {"model_type": "bloom"},
         {"model_type": "bert"},
         {"model_type": None},
         {"model_type": ["llama"]},
