@@ -1,7 +1,8 @@
 """Layers of experts as files have them: one linear per expert and projection.
 
 transformers holds all experts of a block in two stacked parameters, ``gate_up_proj`` [E, 2I, H] (gate rows first) and
-``down_proj`` [E, H, I] (gpt-oss the other way round, see `ExpertsShape`), and the router as a bare weight. Files name each expert: ``experts.3.gate_proj``. Mixtral's
+``down_proj`` [E, H, I] (gpt-oss the other way round, see `ExpertsShape`), and the
+router as a bare weight. Files name each expert: ``experts.3.gate_proj``. Mixtral's
 say ``block_sparse_moe`` for ``mlp``, and w1, w3, w2 for gate, up, down, unless llmcompressor wrote them.
 """
 
