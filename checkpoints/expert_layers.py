@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,23 +11,38 @@ import torch
 from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
 from halfbyte.checkpoints.experts import ExpertsShape
 from halfbyte.errors import UnsupportedLayerError
+from halfbyte.passes.mixed_experts import FloatExperts, MixedExperts, SingleExpert
 from halfbyte.passes.ops.swiglu import swiglu
 from halfbyte.passes.program import ExpertsSource, LayerSource
 from halfbyte.passes.quant_experts import ExpertsScheme, QuantExperts
-from halfbyte.passes.scheme import Activations, WeightScheme, Zero
+from halfbyte.passes.scheme import Activations, Fp8Scheme, Scheme, WeightScheme, Zero
 from halfbyte.passes.weight import QuantTensor
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
-def quantized_experts(
+# More in a block than are worth computing one by one, each on all tokens.
+_MOST_SINGLE = 32
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What experts that one kernel computes have in common."""
+
+    up: WeightScheme
+    down: WeightScheme
+    activations: Activations
+
+
+def experts_module(
     checkpoint: Checkpoint,
     path: str,
     module: torch.nn.Module,
     activations: Callable[[LayerInfo], Activations],
     digits: int,
-) -> QuantExperts:
-    """The module that computes the experts of transformers' ``module``.
+    linear: Callable[[str], torch.nn.Module],
+) -> torch.nn.Module:
+    """The module that computes the experts of transformers' ``module``: one kernel where they are all alike.
 
     Args:
         checkpoint: an opened checkpoint.
@@ -35,31 +50,125 @@ def quantized_experts(
         module: transformers' module of stacked experts.
         activations: what a layer does to its input.
         digits: digit planes of float activations.
+        linear: makes the module of a single linear, by its name in the model.
 
     Raises:
-        UnsupportedLayerError: the experts are not all alike, not all quantized, or their product is no SwiGLU.
+        UnsupportedLayerError: too many experts that are not alike, e4m3 weights, or a product that is no SwiGLU.
     """
-    glu, limit = _product(path, module)
+    glu, limit = product_of(path, module)
     shape = ExpertsShape.of(module)
     assert shape is not None
-    experts = range(shape.experts)
-    layers = {p: [_layer(checkpoint, path, expert, p) for expert in experts] for p in _PROJECTIONS}
-    up = _common(path, [*layers["gate_proj"], *layers["up_proj"]])
-    down = _common(path, layers["down_proj"])
-    every = [layer for part in layers.values() for layer in part]
-    chosen = {activations(layer) for layer in every}
-    if len(chosen) > 1:
-        kinds = ", ".join(sorted(kind.value for kind in chosen))
-        raise _refused(path, f"activations {kinds}", "the same activations for all experts")
-    if up.bits != down.bits:
-        raise _refused(path, f"{up.bits} bits in gate and up, {down.bits} in down", "the same width")
-    scheme = ExpertsScheme(up, down, shape.bias, glu, limit)
-    linears = [checkpoint.name_of(f"{path}.{e}.{p}") for e in experts for p in _PROJECTIONS]
-    widths = (shape.hidden, shape.inner)
-    return QuantExperts(path, scheme, linears, *widths, activations=chosen.pop(), digits=digits)
+    layers = [_layers(checkpoint, path, expert) for expert in range(shape.experts)]
+    if all(layer.scheme is None for expert in layers for layer in expert):
+        settings = {"transposed": shape.transposed, "interleaved": shape.interleaved}
+        return FloatExperts(dict(module.named_parameters()), **settings, glu=glu, limit=limit)
+    if all(isinstance(layer.scheme, Fp8Scheme) for expert in layers for layer in expert):
+        raise _refused(path, str(layers[0][0].scheme), "experts with int4 or int8 weights")
+    groups, single = _groups(layers, activations)
+    if len(single) > _MOST_SINGLE:
+        raise _too_many(path, layers, single[0])
+    if len(groups) == 1 and not single:
+        [(kind, _)] = groups
+        return _alike(path, layers, kind, shape, (glu, limit), digits)
+    alike = []
+    for index, (kind, numbers) in enumerate(groups):
+        own = [layers[number] for number in numbers]
+        alike.append((_alike(f"{path}.alike{index}", own, kind, shape, (glu, limit), digits), numbers))
+    made = {}
+    for number in single:
+        gate, up, down = (linear(f"{path}.{number}.{projection}") for projection in _PROJECTIONS)
+        made[number] = SingleExpert(gate, up, down, glu, limit)
+    return MixedExperts(shape.experts, alike, made)
 
 
-def _product(path: str, module: Any) -> tuple[str, float]:
+def quantized_experts(
+    checkpoint: Checkpoint,
+    path: str,
+    module: torch.nn.Module,
+    linears: Sequence[str],
+    activations: Callable[[LayerInfo], Activations],
+    digits: int,
+) -> QuantExperts:
+    """The module of those experts of transformers' ``module`` that one kernel computes.
+
+    Args:
+        linears: gate, up and down of every one of them, by their names in the checkpoint.
+    """
+    shape = ExpertsShape.of(module)
+    assert shape is not None
+    found = [checkpoint.layers[name] for name in linears]
+    layers = [(found[at], found[at + 1], found[at + 2]) for at in range(0, len(found), len(_PROJECTIONS))]
+    [(kind, _)], _ = _groups(layers, activations)
+    return _alike(path, layers, kind, shape, product_of(path, module), digits)
+
+
+_Linears = tuple[LayerInfo, LayerInfo, LayerInfo]  # of an expert: gate, up, down
+
+
+def _layers(checkpoint: Checkpoint, path: str, expert: int) -> _Linears:
+    gate, up, down = (checkpoint.layers[checkpoint.name_of(f"{path}.{expert}.{p}")] for p in _PROJECTIONS)
+    return gate, up, down
+
+
+def _alike(
+    name: str,
+    layers: Sequence[_Linears],
+    kind: _Kind,
+    shape: ExpertsShape,
+    product: tuple[str, float],
+    digits: int,
+) -> QuantExperts:
+    """Whether zero points are stored is settled here: those that are all 8 are only a case of zero points."""
+
+    def with_zeros(scheme: WeightScheme, members: Iterable[LayerInfo]) -> WeightScheme:
+        symmetric = all(
+            isinstance(m.scheme, WeightScheme) and m.scheme.zero is Zero.SYMMETRIC for m in members
+        )
+        return replace(scheme, zero=Zero.SYMMETRIC) if symmetric else scheme
+
+    up = with_zeros(kind.up, [layer for gate, up, _ in layers for layer in (gate, up)])
+    down = with_zeros(kind.down, [down for _, _, down in layers])
+    names = [layer.name for linears in layers for layer in linears]
+    scheme, widths = ExpertsScheme(up, down, shape.bias, *product), (shape.hidden, shape.inner)
+    return QuantExperts(name, scheme, names, *widths, activations=kind.activations, digits=digits)
+
+
+def _groups(
+    layers: Sequence[_Linears], activations: Callable[[LayerInfo], Activations]
+) -> tuple[list[tuple[_Kind, list[int]]], list[int]]:
+    """Numbers of the experts that are alike, and of those that no kernel of experts computes."""
+    groups: dict[_Kind, list[int]] = {}
+    single = []
+    for number, linears in enumerate(layers):
+        kind = _kind(linears, activations)
+        if kind is None:
+            single.append(number)
+        else:
+            groups.setdefault(kind, []).append(number)
+    return [*groups.items()], single
+
+
+def _kind(linears: _Linears, activations: Callable[[LayerInfo], Activations]) -> _Kind | None:
+    gate, up, down = (_with_zeros(layer.scheme) for layer in linears)
+    chosen = {activations(layer) for layer in linears}
+    if gate is None or down is None or gate != up or gate.bits != down.bits or len(chosen) > 1:
+        return None
+    return None if gate.act_order or down.act_order else _Kind(gate, down, chosen.pop())
+
+
+def _with_zeros(scheme: Scheme | None) -> WeightScheme | None:
+    if not isinstance(scheme, WeightScheme):
+        return None
+    return replace(scheme, zero=Zero.INTEGER) if scheme.zero is Zero.SYMMETRIC else scheme
+
+
+def _too_many(path: str, layers: Sequence[_Linears], first: int) -> UnsupportedLayerError:
+    parts = ", ".join(f"{layer.name}: {layer.scheme or 'float'}" for layer in layers[first])
+    accepted = "gate and up of one integer scheme, down of the same width, no activation order"
+    return _refused(path, parts, f"{accepted}; others in at most {_MOST_SINGLE} experts")
+
+
+def product_of(path: str, module: Any) -> tuple[str, float]:
     """Kind and limit of the product of gate and up, by what the module does: transformers has many classes of it."""
     gate, up = torch.linspace(-20, 20, 41).repeat(5), torch.linspace(-9, 9, 5).repeat_interleave(41)
     if hasattr(module, "_apply_gate"):
@@ -93,30 +202,6 @@ def experts_source(checkpoint: Checkpoint, linears: Sequence[str], up: Zero, dow
 
     count = len(linears) // len(_PROJECTIONS)
     return ExpertsSource(count, source(0, up), source(1, up), source(2, down))
-
-
-def _layer(checkpoint: Checkpoint, path: str, expert: int, projection: str) -> LayerInfo:
-    return checkpoint.layers[checkpoint.name_of(f"{path}.{expert}.{projection}")]
-
-
-def _common(path: str, layers: Sequence[LayerInfo]) -> WeightScheme:
-    """The scheme of all these layers; zero points that are all 8 are only a case of zero points."""
-    kinds: dict[object, LayerInfo] = {}
-    for layer in layers:
-        scheme = layer.scheme
-        if isinstance(scheme, WeightScheme) and scheme.zero is Zero.SYMMETRIC:
-            scheme = replace(scheme, zero=Zero.INTEGER)
-        kinds.setdefault(scheme, layer)
-    first, *others = kinds.values()
-    if others:
-        found = f"{first.name}: {first.scheme or 'float'}; {others[0].name}: {others[0].scheme or 'float'}"
-        raise _refused(path, found, "experts that are all quantized alike")
-    if not isinstance(first.scheme, WeightScheme):
-        raise _refused(path, str(first.scheme or "float weights"), "experts with int4 or int8 weights")
-    if first.scheme.act_order:
-        raise _refused(path, "activation order", "groups that are contiguous")
-    zeros = {layer.scheme.zero for layer in layers if isinstance(layer.scheme, WeightScheme)}
-    return first.scheme if len(zeros) == 1 else replace(first.scheme, zero=Zero.INTEGER)
 
 
 def _like(zero: Zero, weight: object) -> QuantTensor:

@@ -9,7 +9,7 @@ import torch
 
 from halfbyte.checkpoints.architecture import meta_model
 from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
-from halfbyte.checkpoints.expert_layers import quantized_experts
+from halfbyte.checkpoints.expert_layers import experts_module
 from halfbyte.checkpoints.experts import ExpertsShape
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.scheme import Activations, Fp8Scheme
@@ -51,11 +51,20 @@ def build_model(
     for path, module in list(model.named_modules()):
         layer = checkpoint.layers.get(checkpoint.name_of(path))
         if isinstance(module, torch.nn.Linear) and layer is not None and layer.scheme is not None:
-            made = _quantized_module(checkpoint, path, layer, activations(layer), dtype, min_tokens)
-            _replace(model, path, made)
+            _replace(
+                model, path, _quantized_module(checkpoint, path, layer, activations(layer), dtype, min_tokens)
+            )
         elif ExpertsShape.of(module) is not None:
-            experts = quantized_experts(checkpoint, path, module, activations, _DIGITS[dtype])
-            _replace(model, path, experts)
+
+            def linear(name: str) -> torch.nn.Module:
+                layer = checkpoint.layers[checkpoint.name_of(name)]
+                if layer.scheme is not None:
+                    return _quantized_module(checkpoint, name, layer, activations(layer), dtype, min_tokens)
+                outputs, inputs = layer.shape
+                return torch.nn.Linear(inputs, outputs, bias=layer.bias, dtype=dtype, device="meta")
+
+            made = experts_module(checkpoint, path, module, activations, _DIGITS[dtype], linear)
+            _replace(model, path, made)
     _replace_parameters(model, lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype))
     return model.eval()
 
@@ -98,29 +107,38 @@ def load_float_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32)
         CheckpointError: a tensor with impossible values, or a layer that cannot be dequantized.
     """
 
-    def read(name: str, meta: torch.Tensor) -> torch.Tensor:
-        path, _, leaf = name.rpartition(".")
-        experts, part = (
-            ExpertsShape.of(model.get_submodule(path)),
-            "bias" if leaf.endswith("_bias") else "weight",
-        )
-        if experts is not None:
-
-            def linear(expert: int, projection: str) -> torch.Tensor:
-                return _float_weight(checkpoint, checkpoint.name_of(f"{path}.{expert}.{projection}.{part}"))
-
-            weight = experts.stack(leaf, linear)
-        else:
-            weight = _float_weight(checkpoint, checkpoint.name_of(name))
-        return weight.to(dtype).contiguous().clone()
-
     model = meta_model(checkpoint.config, dtype)
     _fill_buffers(checkpoint, model)
-    _replace_parameters(model, read)
+    _replace_parameters(
+        model, lambda name, _: float_parameter(checkpoint, model, name).to(dtype).contiguous().clone()
+    )
     return model.eval()
 
 
-def _float_weight(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+def float_parameter(checkpoint: Checkpoint, model: torch.nn.Module, name: str) -> torch.Tensor:
+    """The value of a float parameter of the model, in its stored dtype; stacked ones are put together.
+
+    Raises:
+        CheckpointError: a tensor with impossible values, or a layer that cannot be dequantized.
+    """
+    path, _, leaf = name.rpartition(".")
+    experts, part = ExpertsShape.of(model.get_submodule(path)), "bias" if leaf.endswith("_bias") else "weight"
+    if experts is None:
+        return float_weight(checkpoint, checkpoint.name_of(name))
+    return experts.stack(
+        leaf,
+        lambda expert, linear: float_weight(
+            checkpoint, checkpoint.name_of(f"{path}.{expert}.{linear}.{part}")
+        ),
+    )
+
+
+def float_weight(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    """A weight or bias by its name in the checkpoint, dequantized where it is quantized.
+
+    Raises:
+        CheckpointError: a tensor with impossible values, or a layer that cannot be dequantized.
+    """
     layer = checkpoint.layers.get(name.removesuffix(".weight"))
     if name.endswith(".weight") and layer is not None and layer.scheme is not None:
         return checkpoint.quantized(layer.name).dequantize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,11 +50,16 @@ def archived_layers(
         if len(known) < len(members):
             raise _unknown(name)
         if name in experts:
-            moe = _experts_kernels(target, checkpoint, model, name, dtype, options)
+            moe = _experts_kernels(target, checkpoint, model, (name, members), dtype, options)
             out.append(ArchivedLayer(name, moe, members))
         else:
             out.append(ArchivedLayer(name, _kernels(target, known, dtype, options), members))
     return out
+
+
+def block_of(name: str) -> str:
+    """The module of experts that a layer of the archive belongs to: ``a.experts.alike0`` is part of ``a.experts``."""
+    return re.sub(r"\.alike\d+$", "", name)
 
 
 def _names(bundle: Bundle, experts: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -105,7 +111,12 @@ def _kernels(
 
 
 def _experts_kernels(
-    target: CpuTarget, checkpoint: Checkpoint, model: Any, name: str, dtype: str, options: Mapping[str, Any]
+    target: CpuTarget,
+    checkpoint: Checkpoint,
+    model: Any,
+    named: tuple[str, Sequence[str]],
+    dtype: str,
+    options: Mapping[str, Any],
 ) -> Moe:
     """The kernels that compute the experts of a block."""
     from halfbyte.checkpoints.expert_layers import quantized_experts
@@ -114,12 +125,13 @@ def _experts_kernels(
     from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
     from halfbyte.lowering.layout import Packing
 
+    name, members = named
     try:
-        module = model.get_submodule(name)
+        module = model.get_submodule(block_of(name))
     except AttributeError:
         raise _unknown(name) from None
     activations, digits = LayerActivations.of(options).choose, 3 if dtype == "f32" else 2
-    experts = quantized_experts(checkpoint, name, module, activations, digits)
+    experts = quantized_experts(checkpoint, name, module, members, activations, digits)
     scheme, (inner, hidden) = experts.scheme, experts.shape
 
     def linear(kind: Literal["up", "down"], side: WeightScheme, shape: tuple[int, int]) -> ExpertLinear:

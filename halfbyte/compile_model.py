@@ -208,6 +208,7 @@ def _tied_head(checkpoint: Checkpoint) -> Any:
 def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
     """Says where every tensor of the graphs is read from when the archive is written."""
     from halfbyte.checkpoints.expert_layers import experts_source
+    from halfbyte.checkpoints.model import float_parameter
     from halfbyte.passes.fp8_linear import Fp8BlockLinear
     from halfbyte.passes.program import LayerSource, TensorSource
     from halfbyte.passes.quant_experts import QuantExperts
@@ -218,6 +219,9 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
 
     def stored(tensor: str) -> Callable[[], torch.Tensor]:
         return lambda: checkpoint.float_tensor(checkpoint.name_of(tensor))
+
+    def filled(tensor: str) -> Callable[[], torch.Tensor]:
+        return lambda: float_parameter(checkpoint, model, tensor)
 
     def computed(buffer: torch.Tensor) -> Callable[[], torch.Tensor]:
         return lambda: buffer
@@ -233,7 +237,7 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         key = first.setdefault(id(parameter), name)
-        program.tensors[name] = TensorSource(key, stored(key))
+        program.tensors[name] = TensorSource(key, filled(key))
     for name, buffer in model.named_buffers():
         if not buffer.is_meta:
             program.tensors[name] = TensorSource(name, computed(buffer))

@@ -14,9 +14,6 @@ from halfbyte.check_layers import LayerCheck, check_layers
 from halfbyte.errors import UsageError
 
 if TYPE_CHECKING:
-    from halfbyte.check_layers import LayerInputs
-    from halfbyte.checkpoints import Checkpoint
-    from halfbyte.lowering.layer_program import ArchivedLayer
     from halfbyte.runtime import Bundle
 
 _TEXT = (
@@ -106,6 +103,7 @@ def verify(
     """
     from halfbyte.archived_layers import archived_layers
     from halfbyte.checkpoints import load_float_model, open_checkpoint
+    from halfbyte.float_inputs import run_float
     from halfbyte.runtime import load
 
     folder = Path(bundle)
@@ -117,7 +115,7 @@ def verify(
         raise UsageError("verify needs at least two tokens", found=str(len(numbers)))
     float_model = load_float_model(checkpoint)
     layers = archived_layers(loaded, checkpoint, float_model, report)
-    inputs, expected = _run_float(float_model, checkpoint, numbers, layers)
+    inputs, expected = run_float(float_model, checkpoint, numbers, layers)
     checks = check_layers(folder, loaded, checkpoint, layers, inputs, report["options"])
     got = _logits(loaded, numbers)
     return _judge(loaded, checks, numbers, got, expected, limits or Limits())
@@ -132,35 +130,6 @@ def _default_tokens(folder: Path, bundle: Bundle) -> list[int]:
         if len(found) >= 2:
             return found
     return [int(token) for token in np.random.default_rng(0).integers(0, vocabulary, min(32, context - 1))]
-
-
-def _run_float(
-    model: Any, checkpoint: Checkpoint, tokens: np.ndarray[Any, Any], layers: Sequence[ArchivedLayer]
-) -> tuple[dict[str, LayerInputs], np.ndarray[Any, Any]]:
-    """What every layer was given and gave, and the logits [T, vocabulary]."""
-    import torch
-
-    paths = {checkpoint.name_of(path): path for path, _ in model.named_modules()}
-    seen: dict[str, LayerInputs] = {}
-    hooks = []
-
-    def keep(name: str) -> Any:
-        def hook(_: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            kept = [value.detach().reshape(-1, value.shape[-1]) for value in (*inputs, output)]
-            seen[name] = (tuple(kept[:-1]), kept[-1])
-
-        return hook
-
-    for layer in layers:
-        path = paths.get(layer.members[0], layer.name)  # a module of experts has its own name
-        hooks.append(model.get_submodule(path).register_forward_hook(keep(layer.name)))
-    try:
-        with torch.no_grad():
-            logits = model(torch.from_numpy(np.array(tokens))[None]).logits[0].float().numpy()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen, logits
 
 
 def _logits(bundle: Bundle, tokens: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:

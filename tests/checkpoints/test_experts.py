@@ -14,12 +14,12 @@ from independent_unpack import load_json, read_safetensors
 from made_checkpoints import float_tensors, llama_config, write_folder
 
 import halfbyte
-from halfbyte.checkpoints import build_model, open_checkpoint
+from halfbyte.checkpoints import build_model, expert_layers, open_checkpoint
 from halfbyte.checkpoints.architecture import meta_model
 from halfbyte.checkpoints.experts import names_in_file
 from halfbyte.errors import CheckpointError, UnsupportedLayerError
 from halfbyte.passes.quant_experts import QuantExperts
-from halfbyte.passes.scheme import Activations
+from halfbyte.passes.scheme import Fp8Scheme
 
 NAMES = ["qwen3moe-ct-w4a8", "mixtral-ct-w4a16-sharded", "deepseek-w4afp8"]
 
@@ -117,24 +117,29 @@ def test_a_block_is_one_module(data: Path) -> None:
     assert all(buffer.is_meta for buffer in found[0].buffers())
 
 
-def test_experts_that_differ_are_refused(data: Path) -> None:
+def test_many_experts_that_differ_are_refused(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One by one they would all compute every token."""
+    monkeypatch.setattr(expert_layers, "_MOST_SINGLE", 1)
     checkpoint = open_checkpoint(data / "qwen3moe-ct-w4a8")
-    name = "model.layers.1.mlp.experts.2.up_proj"
-    layers = dict(checkpoint.layers)
-    layers[name] = replace(layers[name], scheme=None)
-    checkpoint.layers = layers
+    names = [f"model.layers.1.mlp.experts.{number}.up_proj" for number in (2, 5)]
+    checkpoint.layers = dict(checkpoint.layers) | {
+        name: replace(checkpoint.layers[name], scheme=None) for name in names
+    }
     with pytest.raises(UnsupportedLayerError, match=r"model\.layers\.1\.mlp\.experts") as error:
         build_model(checkpoint)
-    assert (
-        name in str(error.value) and "float" in str(error.value) and "all with one scheme" in str(error.value)
-    )
-    with pytest.raises(UnsupportedLayerError, match="activations int8, none"):
-        build_model(
-            open_checkpoint(data / "qwen3moe-ct-w4a8"),
-            activations=lambda layer: (
-                Activations.NONE if layer.name.endswith("3.up_proj") else layer.activations
-            ),
-        )
+    assert f"{names[0]}: float" in str(error.value) and "in at most 1 experts" in str(error.value)
+
+
+def test_e4m3_experts_are_refused(data: Path) -> None:
+    checkpoint = open_checkpoint(data / "qwen3moe-ct-w4a8")
+    scheme = Fp8Scheme(128, 128, "f32")
+    checkpoint.layers = {
+        name: replace(layer, scheme=scheme) if ".experts." in name else layer
+        for name, layer in checkpoint.layers.items()
+    }
+    with pytest.raises(UnsupportedLayerError, match="e4m3, blocks of 128x128") as error:
+        build_model(checkpoint)
+    assert "experts with int4 or int8 weights" in str(error.value)
 
 
 def test_names_of_mixtral() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from made_experts import FAMILIES, made_model, quantize, write_experts
+from made_compressed_tensors import signed_layer
+from made_experts import FAMILIES, Codes, made_model, quantize, write_experts
 
 import halfbyte
 from halfbyte.checkpoints import load_float_model, open_checkpoint
@@ -74,3 +76,58 @@ def test_quantized_activations(tmp_path: Path, portable: str, family: str, activ
     assert found.failures == () and all(check.equal for check in found.layers)
     modes = {row["mode"] for row in json.loads((out / "report.json").read_text())["layers"]}
     assert modes == {"float", {"int8": "W4A8", "fp8": "W4AFP8"}[activations]}
+
+
+# What is left in float, by name, and what becomes of the two blocks: experts that one kernel computes, by block.
+MIXED = {
+    "a block in float": (r"layers\.0\.mlp\.experts\.|shared", {1: 6}),
+    "a float projection": (r"experts\.2\.up_proj|experts\.5\.down_proj|shared", {0: 4, 1: 4}),
+    "a float expert": (r"layers\.1\.mlp\.experts\.3\.", {0: 6, 1: 5}),
+}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_experts_that_are_not_all_quantized(tmp_path: Path, portable: str, family: str, kind: str) -> None:
+    """Cases 56, 58: rules that leave whole blocks, experts or projections in float."""
+    pattern, alike = MIXED[kind]
+    made = made_model(family, seed=2, **({"decoder_sparse_step": 1} if family == "qwen3_moe" else {}))
+    quantize(made, lambda name: "_proj" in name and not re.search(pattern, name))
+    folder, out = write_experts(tmp_path / "model", made), tmp_path / "out"
+    halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=32, cpu=portable))
+    bundle, want = halfbyte.load(out), made.logits(TOKENS)
+    assert np.abs(all_logits(bundle, TOKENS) - want).max() <= 1e-4 * np.abs(want).max()
+    assert np.abs(Conversation(bundle).prefill(TOKENS[:1]) - want[0]).max() <= 1e-4 * np.abs(want).max()
+    report = json.loads((out / "report.json").read_text())
+    counts = {int(name.split(".")[2]): len(linears) // 3 for name, linears in report["experts"].items()}
+    assert counts == alike
+    packed = [row["name"] for row in report["layers"] if row["mode"] == "W4A16"]
+    assert set(packed) == set(made.codes)
+    found = verify(out, folder, tokens=TOKENS)
+    assert found.failures == () and all(check.equal for check in found.layers)
+    assert max(check.float_error for check in found.layers) < 1e-5
+
+
+def test_experts_of_several_schemes(tmp_path: Path, portable: str) -> None:
+    """Case 63: gate and up of different groups; and two groups of experts that are alike each."""
+
+    def draw(name: str, shape: tuple[int, int], seed: int) -> Codes:
+        expert = int(name.split(".experts.")[-1].split(".")[0]) if ".experts." in name else 0
+        size = 8 if expert == 1 and name.endswith("up_proj") else 32 if expert > 3 else 16
+        codes, zeros, scales = signed_layer(shape, -(-shape[1] // size), seed)
+        return Codes(codes, zeros, scales / np.float32(8), size)
+
+    made = made_model("mixtral", seed=3)
+    quantize(made, quantizes, draw)
+    folder, out = write_experts(tmp_path / "model", made), tmp_path / "out"
+    for activations in ("none", "int8"):
+        options = halfbyte.CompileOptions(max_context=32, cpu=portable, activations=activations)  # type: ignore[arg-type]
+        halfbyte.compile(folder, out, options)
+        report = json.loads((out / "report.json").read_text())
+        assert sorted(len(linears) // 3 for linears in report["experts"].values()) == [2, 2, 3, 3]
+        found = verify(out, folder, tokens=TOKENS, limits=Limits(kl=9.0))
+        assert found.failures == () and all(check.equal for check in found.layers)
+        if activations == "none":
+            want = made.logits(TOKENS)
+            got = all_logits(halfbyte.load(out), TOKENS)
+            assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
