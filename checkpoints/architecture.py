@@ -8,7 +8,7 @@ comes with a checkpoint is never run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -81,12 +81,14 @@ class Architecture:
         parameters: shape of every parameter by name, a tied ``lm_head.weight`` included.
         tied: lm_head shares the weight of the embedding.
         buffers: names of stored tensors that are no parameters, such as the bias of a router.
+        experts: modules of stacked experts, by path.
     """
 
     linears: dict[str, LinearShape]
     parameters: dict[str, tuple[int, ...]]
     tied: bool
     buffers: frozenset[str] = frozenset()
+    experts: dict[str, ExpertsShape] = field(default_factory=dict)
 
     def renamed(self, rename: Callable[[str], str]) -> Architecture:
         """The same with other names for layers, parameters and buffers."""
@@ -95,6 +97,7 @@ class Architecture:
             {rename(name): shape for name, shape in self.parameters.items()},
             self.tied,
             frozenset(map(rename, self.buffers)),
+            {rename(path): shape for path, shape in self.experts.items()},
         )
 
 
@@ -230,6 +233,7 @@ def built_architecture(config: dict[str, Any]) -> Architecture:
     """
     model = meta_model(config)
     linears: dict[str, LinearShape] = {}
+    stacks: dict[str, ExpertsShape] = {}
     parameters = {name: tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}
     for path, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):
@@ -237,6 +241,7 @@ def built_architecture(config: dict[str, Any]) -> Architecture:
         elif (router := router_shape(module)) is not None:
             linears[path] = LinearShape(router, getattr(module, "bias", None) is not None)
         elif (experts := ExpertsShape.of(module)) is not None:
+            stacks[path] = experts
             for leaf, _ in module.named_parameters(recurse=False):
                 del parameters[f"{path}.{leaf}"]
             for name, shape in experts.linears(path):
@@ -244,4 +249,4 @@ def built_architecture(config: dict[str, Any]) -> Architecture:
                 if experts.bias:
                     parameters[f"{name}.bias"] = shape[:1]
     kept = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
-    return Architecture(linears, parameters, bool(model.config.tie_word_embeddings), frozenset(kept))
+    return Architecture(linears, parameters, bool(model.config.tie_word_embeddings), frozenset(kept), stacks)

@@ -8,6 +8,7 @@ say ``block_sparse_moe`` for ``mlp``, and w1, w3, w2 for gate, up, down, unless 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +96,11 @@ def names_in_file(stored: Iterable[str]) -> Callable[[str], str]:
     block = any(".block_sparse_moe." in name for name in found)
     leaves = any(".experts.0.w1." in name and not name.endswith(".input_scale") for name in found)
 
+    routers = any(".router.layer." in name for name in found)  # Granite's
+
     def rename(name: str) -> str:
+        if routers:
+            name = re.sub(r"\.router(?=\.|$)", ".router.layer", name)
         if block:
             name = name.replace(".mlp.", ".block_sparse_moe.")
         if leaves and ".experts." in name:

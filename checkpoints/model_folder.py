@@ -25,6 +25,7 @@ from halfbyte.checkpoints.folder import path_inside
 from halfbyte.checkpoints.json_file import read_json_object
 from halfbyte.checkpoints.quantization_config import QuantizationConfig, find_quantization_config
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder, refuse_pickles
+from halfbyte.checkpoints.stacked_tensors import split_stacked
 from halfbyte.errors import CheckpointError
 
 _COMPUTED = (".rotary_emb.inv_freq",)  # old checkpoints store it, models compute it
@@ -132,6 +133,7 @@ def open_folder(folder: Path, *, glance: bool = False) -> ModelFolder:
     tensors = SafetensorsFolder(folder)
     name_of = names_in_file(tensors)
     architecture = architecture_of(config).renamed(name_of)
+    split_stacked(tensors, architecture.experts)
     return ModelFolder(folder, config, tensors, architecture, quantization, glance, name_of=name_of)
 
 

@@ -43,6 +43,23 @@ class SafetensorsFolder(Mapping[str, StoredTensor]):
     def __len__(self) -> int:
         return len(self._stored)
 
+    def split(self, name: str, parts: Mapping[str, StoredTensor]) -> None:
+        """Puts tensors that lie inside of one in its place.
+
+        Raises:
+            CheckpointError: the folder already holds one of these names.
+        """
+        del self._stored[name]
+        for part, stored in parts.items():
+            if part in self._stored:
+                raise CheckpointError(
+                    "the tensor is there by itself and as part of a stacked one, and nothing says which counts",
+                    where=part,
+                    found=f"{part} and {name}",
+                    accepted="one of them",
+                )
+            self._stored[part] = stored
+
     def read(self, name: str) -> torch.Tensor:
         """The tensor `name`, mapped from its file without a copy."""
         return self._stored[name].read()
