@@ -60,8 +60,7 @@ def experts_module(
     assert shape is not None
     layers = [_layers(checkpoint, path, expert) for expert in range(shape.experts)]
     if all(layer.scheme is None for expert in layers for layer in expert):
-        settings = {"transposed": shape.transposed, "interleaved": shape.interleaved}
-        return FloatExperts(dict(module.named_parameters()), **settings, glu=glu, limit=limit)
+        return float_experts(path, module)
     if all(isinstance(layer.scheme, Fp8Scheme) for expert in layers for layer in expert):
         raise _refused(path, str(layers[0][0].scheme), "experts with int4 or int8 weights")
     groups, single = _groups(layers, activations)
@@ -79,6 +78,24 @@ def experts_module(
         gate, up, down = (linear(f"{path}.{number}.{projection}") for projection in _PROJECTIONS)
         made[number] = SingleExpert(gate, up, down, glu, limit)
     return MixedExperts(shape.experts, alike, made)
+
+
+def float_experts(path: str, module: torch.nn.Module) -> FloatExperts:
+    """The module that computes transformers' ``module`` of experts in float, without loops that depend on data.
+
+    Raises:
+        UnsupportedLayerError: its product is no SwiGLU.
+    """
+    glu, limit = product_of(path, module)
+    shape = ExpertsShape.of(module)
+    assert shape is not None
+    return FloatExperts(
+        dict(module.named_parameters()),
+        transposed=shape.transposed,
+        interleaved=shape.interleaved,
+        glu=glu,
+        limit=limit,
+    )
 
 
 def quantized_experts(

@@ -42,10 +42,12 @@ def rewrite(
 
     Raises:
         UsageError: a module without example inputs, or an unknown kind of activations.
+        UnsupportedLayerError: what a module computes depends on the values of its inputs.
     """
     import torch
 
     from halfbyte.errors import UsageError
+    from halfbyte.export_module import export_module
     from halfbyte.passes.find_dequantized_linears import FindDequantizedLinears
     from halfbyte.passes.merge_linears import MergeLinears
     from halfbyte.passes.pipeline import Pass, run_passes
@@ -59,8 +61,7 @@ def rewrite(
             raise UsageError(
                 "a module needs example inputs", advice="pass example=(tensor, ...) or an ExportedProgram"
             )
-        with torch.no_grad():
-            model = torch.export.export(model.eval(), example, dynamic_shapes=dynamic_shapes, strict=False)
+        model = export_module(model, example, dynamic_shapes)
     program = Program({entry: model})
     passes: list[Pass] = [
         FindDequantizedLinears(Activations(activations), min_tokens=min_tokens),
