@@ -283,6 +283,9 @@ class _Splicer:
             inputs, groups = (hidden, both // 2), (up_group, down_group)
             with _own_weight(name):
                 source = stacked_source(name, sides[0], sides[1], inputs, groups, bits)
+                scheme = source.up(0).weight().scheme
+            mode, storage = mode_name(scheme, Activations(activations)), f"graph, {experts} experts"
+            self.own[name] = LayerRow(name, (both, hidden), storage, str(scheme), activations, mode)
         group = self.parameters.add(name, self.target.pack_experts(name, moe, source))
         self.kernels |= dict.fromkeys(source.members(), moe.label)
         self._use(moe.kernels)
