@@ -158,7 +158,7 @@ def load(
             "the program cannot be loaded", where=str(folder / program.file), found=one_line(error)
         ) from None
     functions = {
-        name: Function(context, module, opened.hal, name, entry)
+        name: Function(context, module, opened, name, entry)
         for name, entry in manifest.entry_points.items()
     }
     residences = tuple(archive.residence for archive in archives)

@@ -66,7 +66,7 @@ class Halfbyte:
         ]
         self.context = rt.VmContext(instance, modules)
         self.functions = [module.lookup_function(layer.function) for layer in layers]
-        self.device = device.hal
+        self.opened, self.device = device, device.hal
 
     def _linear(self, target: CpuTarget, problem: Problem) -> Linear | Fp8Linear:
         if self.weights == "e4m3":
@@ -102,7 +102,7 @@ class Halfbyte:
 
         def call(function: Any) -> Any:
             results = rt.VmVariantList(1)
-            self.context.invoke(function, arguments, results)
+            self.opened.call(lambda: self.context.invoke(function, arguments, results))
             return results
 
         return [lambda f=function: call(f) for function in self.functions]
