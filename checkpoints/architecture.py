@@ -165,6 +165,21 @@ def _check_experts(config: dict[str, Any], where: str) -> None:
                 found=repr(experts)[:100],
                 accepted=f"an integer, at most {_MOST_EXPERTS} experts in all layers",
             )
+        chosen = config.get("num_experts_per_tok", 1)
+        if key in config and not (type(chosen) is int and 1 <= chosen <= experts):
+            raise CheckpointError(
+                "num_experts_per_tok is impossible",
+                where=where,
+                found=f"{chosen!r:.100} of {experts} experts",
+                accepted=f"an integer from 1 to {experts}",
+            )
+
+
+def experts_per_token(config: dict[str, Any]) -> int:
+    """How many routed experts of a block each token is sent to, in a model that has some."""
+    from transformers import AutoConfig
+
+    return int(AutoConfig.for_model(**config).num_experts_per_tok)
 
 
 def meta_model(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> Any:

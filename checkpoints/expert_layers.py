@@ -57,22 +57,29 @@ def quantized_experts(
     if any(layer.bias for layer in every):
         raise _refused(path, "a bias", "experts without one")
     scheme = ExpertsScheme(up, down)
-    return QuantExperts(path, scheme, experts, hidden, inner, activations=chosen.pop(), digits=digits)
+    linears = [checkpoint.name_of(f"{path}.{e}.{p}") for e in range(experts) for p in _PROJECTIONS]
+    return QuantExperts(path, scheme, linears, hidden, inner, activations=chosen.pop(), digits=digits)
 
 
-def experts_source(checkpoint: Checkpoint, module: QuantExperts) -> ExpertsSource:
-    """Where the weights of a module come from, expert by expert."""
+def experts_source(checkpoint: Checkpoint, linears: Sequence[str], up: Zero, down: Zero) -> ExpertsSource:
+    """Where the weights of a block's experts come from, expert by expert.
 
-    def source(projection: str, scheme: WeightScheme) -> Callable[[int], LayerSource]:
+    Args:
+        checkpoint: an opened checkpoint.
+        linears: gate, up and down of every expert, by their names in the checkpoint.
+        up, down: the kind of zero points that the block has.
+    """
+
+    def source(place: int, zero: Zero) -> Callable[[int], LayerSource]:
         def of(expert: int) -> LayerSource:
-            name = checkpoint.name_of(f"{module.name}.{expert}.{projection}")
-            return LayerSource(lambda: _like(scheme, checkpoint.quantized(name)), None, (name,))
+            name = linears[len(_PROJECTIONS) * expert + place]
+            bias = (lambda: checkpoint.float_tensor(f"{name}.bias")) if checkpoint.layers[name].bias else None
+            return LayerSource(lambda: _like(zero, checkpoint.quantized(name)), bias, (name,))
 
         return of
 
-    up, down = module.scheme.up, module.scheme.down
-    gate = source("gate_proj", up)
-    return ExpertsSource(module.experts, gate, source("up_proj", up), source("down_proj", down))
+    count = len(linears) // len(_PROJECTIONS)
+    return ExpertsSource(count, source(0, up), source(1, up), source(2, down))
 
 
 def stacked_experts(checkpoint: Checkpoint, name: str, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
@@ -116,10 +123,10 @@ def _common(path: str, layers: Sequence[LayerInfo]) -> WeightScheme:
     return first.scheme if len(zeros) == 1 else replace(first.scheme, zero=Zero.INTEGER)
 
 
-def _like(scheme: WeightScheme, weight: object) -> QuantTensor:
+def _like(zero: Zero, weight: object) -> QuantTensor:
     """A weight with its middle written out as zero points where other experts have zero points."""
     assert isinstance(weight, QuantTensor)
-    if scheme.zero is not Zero.INTEGER or weight.zero is not None:
+    if zero is not Zero.INTEGER or weight.zero is not None:
         return weight
     middle = torch.full(weight.scale.shape, 1 << (weight.bits - 1), dtype=torch.uint8)
     return replace(weight, zero=middle)

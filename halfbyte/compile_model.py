@@ -227,8 +227,9 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
             bias = None if module.bias is None else stored(f"{name}.bias")
             program.layers[name] = LayerSource(weight(name), bias, (checkpoint.name_of(name),))
         elif isinstance(module, QuantExperts):
-            source = program.experts[name] = experts_source(checkpoint, module)
-            program.report.experts[name] = list(source.members())
+            zeros = (module.scheme.up.zero, module.scheme.down.zero)
+            program.experts[name] = experts_source(checkpoint, module.linears, *zeros)
+            program.report.experts[name] = list(module.linears)
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         key = first.setdefault(id(parameter), name)

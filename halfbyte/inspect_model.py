@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halfbyte.layer_activations import LayerActivations
+from halfbyte.parameter_count import ParameterCount, count_parameters
 
 if TYPE_CHECKING:
     from halfbyte.checkpoints import LayerInfo
@@ -56,6 +57,7 @@ class Inspection:
         architecture: the model's family.
         config: main numbers of the model's configuration.
         layers: every linear layer.
+        parameters: how many there are, and how many a token meets.
         warnings: contradictions and assumptions.
     """
 
@@ -64,6 +66,7 @@ class Inspection:
     architecture: str
     config: dict[str, Any]
     layers: tuple[LayerPlan, ...]
+    parameters: ParameterCount
     warnings: tuple[str, ...] = field(default=())
 
     @property
@@ -127,7 +130,8 @@ def inspect(
     plans = tuple(_plan(layer, choice, on_unsupported) for layer in checkpoint.layers.values())
     config = {key: checkpoint.config[key] for key in _CONFIG if key in checkpoint.config}
     family = str(checkpoint.config.get("model_type", "unknown"))
-    return Inspection(str(model), checkpoint.format, family, config, plans, tuple(checkpoint.warnings))
+    count = count_parameters(checkpoint)
+    return Inspection(str(model), checkpoint.format, family, config, plans, count, tuple(checkpoint.warnings))
 
 
 def _plan(layer: LayerInfo, choice: LayerActivations, on_unsupported: str) -> LayerPlan:

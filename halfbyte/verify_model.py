@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,45 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.check_layers import LayerCheck, check_layers
+from halfbyte.errors import UsageError
 
 if TYPE_CHECKING:
-    import torch
-
-    from halfbyte.checkpoints import Checkpoint, LayerInfo
-    from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
-    from halfbyte.lowering.kernels.linear import Linear
+    from halfbyte.check_layers import LayerInputs
+    from halfbyte.checkpoints import Checkpoint
     from halfbyte.lowering.layer_program import ArchivedLayer
-    from halfbyte.lowering.targets.cpu import CpuTarget
     from halfbyte.runtime import Bundle
 
-# Kernels of e4m3 weights add inside a piece of a block in float32, the reference adds it exactly.
-FP8_LIMIT = 1e-5
 _TEXT = (
     "A weight that has been cut down to four bits still knows roughly where it was. The scale says how far apart "
     "sixteen marks stand, and the code says at which of them the weight came to rest."
 )
-
-
-@dataclass(frozen=True)
-class LayerCheck:
-    """One packed linear against its operator's reference, given the same input.
-
-    Attributes:
-        name: as the archive calls it; merged layers are checked as one.
-        rows: tokens compared.
-        equal: whether every output has the bits of the reference.
-        error: largest difference to the reference, over the largest output of its row.
-        limit: of ``error`` by the kernel's own promise: 0, or `FP8_LIMIT` for e4m3 weights.
-        float_error: the same against the float layer: what quantizing the activations costs.
-    """
-
-    name: str
-    rows: int
-    equal: bool
-    error: float
-    float_error: float
-    limit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -131,6 +104,7 @@ def verify(
     Raises:
         CheckpointError: the bundle does not hold what the checkpoint says.
     """
+    from halfbyte.archived_layers import archived_layers
     from halfbyte.checkpoints import load_float_model, open_checkpoint
     from halfbyte.runtime import load
 
@@ -138,14 +112,13 @@ def verify(
     loaded = load(folder, device=device, threads=threads)
     checkpoint = open_checkpoint(Path(model))
     report = json.loads((folder / "report.json").read_text())
-    options, merged = report["options"], report["merged"]
     numbers = np.asarray(tokens if tokens is not None else _default_tokens(folder, loaded), np.int64)
     if len(numbers) < 2:
         raise UsageError("verify needs at least two tokens", found=str(len(numbers)))
     float_model = load_float_model(checkpoint)
-    layers = archived_layers(loaded, checkpoint, options, merged)
-    inputs, expected = _run_float(float_model, numbers, layers)
-    checks = _check_layers(folder, loaded, checkpoint, layers, inputs, options)
+    layers = archived_layers(loaded, checkpoint, float_model, report)
+    inputs, expected = _run_float(float_model, checkpoint, numbers, layers)
+    checks = check_layers(folder, loaded, checkpoint, layers, inputs, report["options"])
     got = _logits(loaded, numbers)
     return _judge(loaded, checks, numbers, got, expected, limits or Limits())
 
@@ -161,87 +134,26 @@ def _default_tokens(folder: Path, bundle: Bundle) -> list[int]:
     return [int(token) for token in np.random.default_rng(0).integers(0, vocabulary, min(32, context - 1))]
 
 
-def archived_layers(
-    bundle: Bundle, checkpoint: Checkpoint, options: Mapping[str, Any], merged: Mapping[str, list[str]]
-) -> list[ArchivedLayer]:
-    """The packed linears of a bundle's archive, from its keys and what the checkpoint says of their members."""
-    from halfbyte.lowering.layer_program import ArchivedLayer
-    from halfbyte.lowering.targets.cpu import CpuTarget
-    from halfbyte.runtime.program import choose_program
-
-    out = []
-    target = CpuTarget.named(choose_program(bundle.device, bundle.manifest).cpu or "host")
-    dtype = bundle.manifest.model.dtype
-    keys = [key for archive in bundle.manifest.parameters for key in archive.tensors]
-    for key in keys:
-        if not key.endswith(".codes"):
-            continue
-        name = key.removesuffix(".codes")
-        members = [checkpoint.layers.get(member) for member in merged.get(name, [name])]
-        known = [member for member in members if member is not None and member.scheme is not None]
-        if len(known) < len(members):
-            raise CheckpointError(
-                "the bundle holds a layer that the checkpoint does not",
-                where=name,
-                advice="verify against the checkpoint that the bundle was compiled from",
-            )
-        linear = _kernels(target, known, dtype, options)
-        out.append(ArchivedLayer(name, linear, tuple(merged.get(name, [name]))))
-    return out
-
-
-def _kernels(
-    target: CpuTarget, members: Sequence[LayerInfo], dtype: str, options: Mapping[str, Any]
-) -> Linear | Fp8Linear:
-    """The kernels that compute a layer merged from these members."""
-    from halfbyte.layer_activations import LayerActivations
-    from halfbyte.lowering.kernels.linear import Linear
-    from halfbyte.lowering.layout import Packing
-    from halfbyte.passes.scheme import Activations, Fp8Scheme
-
-    first = members[0]
-    inputs, scheme, activations = (
-        first.shape[1],
-        first.scheme,
-        LayerActivations.of(options).choose(first),
-    )
-    outputs = sum(member.shape[0] for member in members)
-    assert scheme is not None
-    if isinstance(scheme, Fp8Scheme):
-        quantized = activations is Activations.FP8
-        return target.fp8_linear(outputs, inputs, scheme.block_inputs, dtype, first.bias, quantized)
-    return Linear(
-        target.isa,
-        Packing(outputs, inputs, scheme.group_size, scheme.bits),
-        dtype,
-        scheme.scale_dtype,
-        scheme.zero,
-        first.bias,
-        activations,
-        3 if dtype == "f32" else 2,
-        int(options["min_tokens"]),
-        target.soft_f16,
-    )
-
-
 def _run_float(
-    model: Any, tokens: np.ndarray[Any, Any], layers: Sequence[ArchivedLayer]
-) -> tuple[dict[str, torch.Tensor], np.ndarray[Any, Any]]:
-    """The inputs of every layer, [T, K] by its first member, and the logits [T, vocabulary]."""
+    model: Any, checkpoint: Checkpoint, tokens: np.ndarray[Any, Any], layers: Sequence[ArchivedLayer]
+) -> tuple[dict[str, LayerInputs], np.ndarray[Any, Any]]:
+    """What every layer was given and gave, and the logits [T, vocabulary]."""
     import torch
 
-    seen: dict[str, torch.Tensor] = {}
+    paths = {checkpoint.name_of(path): path for path, _ in model.named_modules()}
+    seen: dict[str, LayerInputs] = {}
     hooks = []
 
     def keep(name: str) -> Any:
-        def hook(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
-            seen[name] = inputs[0].detach().reshape(-1, inputs[0].shape[-1])
+        def hook(_: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            kept = [value.detach().reshape(-1, value.shape[-1]) for value in (*inputs, output)]
+            seen[name] = (tuple(kept[:-1]), kept[-1])
 
         return hook
 
     for layer in layers:
-        module = model.get_submodule(layer.members[0])
-        hooks.append(module.register_forward_pre_hook(keep(layer.name)))
+        path = paths.get(layer.members[0], layer.name)  # a module of experts has its own name
+        hooks.append(model.get_submodule(path).register_forward_hook(keep(layer.name)))
     try:
         with torch.no_grad():
             logits = model(torch.from_numpy(np.array(tokens))[None]).logits[0].float().numpy()
@@ -249,115 +161,6 @@ def _run_float(
         for hook in hooks:
             hook.remove()
     return seen, logits
-
-
-def _check_layers(
-    folder: Path,
-    bundle: Bundle,
-    checkpoint: Checkpoint,
-    layers: Sequence[ArchivedLayer],
-    inputs: Mapping[str, torch.Tensor],
-    options: Mapping[str, Any],
-) -> list[LayerCheck]:
-    if not layers:
-        return []
-    with tempfile.TemporaryDirectory(prefix="halfbyte-verify-") as scratch:
-        runner = _layer_bundle(Path(scratch), folder, bundle, layers, options)
-        return [_check_layer(runner, checkpoint, layer, inputs[layer.name]) for layer in layers]
-
-
-def _layer_bundle(
-    scratch: Path, folder: Path, bundle: Bundle, layers: Sequence[ArchivedLayer], options: Mapping[str, Any]
-) -> Bundle:
-    """A bundle of single layers: the same kernels and target, the same archive."""
-    from dataclasses import replace
-
-    from halfbyte.lowering.bundle import sha256, write_json
-    from halfbyte.lowering.compiler import compile_module
-    from halfbyte.lowering.layer_program import layer_program
-    from halfbyte.lowering.targets.cpu import CpuTarget
-    from halfbyte.runtime import load
-    from halfbyte.runtime.manifest import FILE_NAME, EntryPoint, Manifest, Model, Tensor
-    from halfbyte.runtime.program import choose_program
-
-    program = choose_program(bundle.device, bundle.manifest)
-    target = CpuTarget.named(program.cpu or "host")
-    host = ",".join(sorted(target.features)) if target.cpu == "host" else ""
-    vmfb, _ = compile_module(layer_program(layers), [*target.flags, *options["iree_flags"]], host=host)
-    (scratch / program.file).write_bytes(vmfb)
-    for archive in bundle.manifest.parameters:
-        (scratch / archive.file).symlink_to((folder / archive.file).resolve())
-    entries = {
-        layer.function: EntryPoint(
-            (Tensor("x", ("T", layer.inputs), layer.linear.io),),
-            (Tensor("y", ("T", layer.outputs), layer.linear.io),),
-        )
-        for layer in layers
-    }
-    programs = (replace(program, sha256=sha256(scratch / program.file)),)
-    manifest = Manifest(
-        Model("graph", bundle.manifest.model.dtype), programs, bundle.manifest.parameters, entries
-    )
-    write_json(scratch / FILE_NAME, manifest.to_json())
-    return load(scratch, device=bundle.device.spec, threads=bundle.device.threads)
-
-
-def _check_layer(runner: Bundle, checkpoint: Checkpoint, layer: ArchivedLayer, x: torch.Tensor) -> LayerCheck:
-    import torch
-
-    from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
-    from halfbyte.lowering.kernels.linear import Linear
-    from halfbyte.passes.merge_linears import join_weights
-    from halfbyte.passes.weight import Fp8Tensor
-
-    kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-    linear, members = layer.linear, layer.members
-    assert isinstance(linear, Linear | Fp8Linear)
-    weight = join_weights(layer.name, map(checkpoint.quantized, members), layer.outputs)
-    biases = [checkpoint.float_tensor(f"{member}.bias").float() for member in members] if linear.bias else []
-    bias = torch.cat(biases) if biases else None
-    ordered, limit = x.to(kinds[linear.io]), 0.0
-    if isinstance(weight, Fp8Tensor):
-        assert isinstance(linear, Fp8Linear)
-        mode, limit = "fp8" if linear.quantized else "none", FP8_LIMIT
-        blocks = (weight.block_outputs, weight.block_inputs)
-        want = torch.ops.halfbyte.fp8_block_linear(ordered, weight.bits, weight.scale, bias, *blocks, mode)
-    else:
-        assert isinstance(linear, Linear)
-        ordered = ordered if weight.permutation is None else ordered[:, weight.permutation]
-        want = torch.ops.halfbyte.linear(
-            ordered,
-            weight.packed(),
-            weight.scale,
-            weight.zero,
-            weight.minimum,
-            bias,
-            weight.bits,
-            weight.group_size,
-            linear.activations.value,
-            linear.digits,
-            linear.min_tokens,
-        )
-    want = want.float()
-    carrier = ordered.view(torch.uint16) if linear.io == "bf16" else ordered
-    [raw] = runner.call(layer.function, carrier.contiguous().numpy())
-    got = torch.from_numpy(np.array(raw))
-    got = (got.view(torch.bfloat16) if linear.io == "bf16" else got).float()
-    exact = x.double() @ weight.dequantize().double().T + (0 if bias is None else bias.double())
-    return LayerCheck(
-        layer.name,
-        int(x.shape[0]),
-        bool(torch.equal(got, want)),
-        _row_error(got.double(), want.double()),
-        _row_error(got.double(), exact),
-        limit,
-    )
-
-
-def _row_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    largest = want.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-    error = ((got - want).abs() / largest).amax()
-    return float(error) if bool(error == error) else float("inf")
 
 
 def _logits(bundle: Bundle, tokens: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:

@@ -35,9 +35,10 @@ from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.targets.cpu import CpuTarget
-from halfbyte.passes.program import LayerSource, Program, stacked_source, state_value
+from halfbyte.passes.program import LayerSource, Program, state_value
 from halfbyte.passes.report import LayerRow
 from halfbyte.passes.scheme import Activations, Zero, mode_name
+from halfbyte.passes.stacked_experts import stacked_source
 from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"

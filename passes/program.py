@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
 from halfbyte.passes.report import Report
-from halfbyte.passes.weight import Fp8Tensor, QuantTensor, quant_tensor
+from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 
 
 @dataclass(frozen=True)
@@ -49,40 +49,6 @@ class ExpertsSource:
         for expert in range(self.experts):
             for linear in (self.gate, self.up, self.down):
                 yield from linear(expert).members
-
-
-Parts = Sequence[torch.Tensor | None]
-
-
-def stacked_source(
-    name: str, up: Parts, down: Parts, inputs: tuple[int, int], groups: tuple[int, int], bits: int
-) -> ExpertsSource:
-    """The experts behind the tensors that ``halfbyte::moe`` takes.
-
-    Args:
-        name: of the experts.
-        up, down: codes, scale, zero, minimum, bias, [E, outputs, ...] each, or None; gate's outputs before up's.
-        inputs, groups: of up and of down.
-        bits: of the codes.
-
-    Raises:
-        ValueError: tensors whose shapes do not fit each other.
-    """
-
-    def part(expert: int, parts: Parts, rows: slice, side: int) -> LayerSource:
-        own = [None if value is None else value[expert, rows] for value in parts]
-        bias = own[4]
-        weight = quant_tensor(name, own[:4], inputs[side], groups[side], bits)
-        return LayerSource(lambda: weight, None if bias is None else (lambda: bias), (name,))
-
-    assert up[0] is not None
-    inner = up[0].shape[1] // 2
-    return ExpertsSource(
-        up[0].shape[0],
-        lambda expert: part(expert, up, slice(0, inner), 0),
-        lambda expert: part(expert, up, slice(inner, None), 0),
-        lambda expert: part(expert, down, slice(None), 1),
-    )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +40,7 @@ class QuantExperts(torch.nn.Module):
     Args:
         name: module path; names the layer in reports and its parameters in the archive.
         scheme: how the weights are quantized.
-        experts: their number E.
+        linears: gate, up and down of every expert, by their names in the checkpoint.
         hidden: width H of the block's input and output.
         inner: width I between up and down.
         activations: what happens to the inputs of the linears.
@@ -50,7 +51,7 @@ class QuantExperts(torch.nn.Module):
         self,
         name: str,
         scheme: ExpertsScheme,
-        experts: int,
+        linears: Sequence[str],
         hidden: int,
         inner: int,
         *,
@@ -58,14 +59,19 @@ class QuantExperts(torch.nn.Module):
         digits: int,
     ) -> None:
         super().__init__()
-        self.name, self.scheme, self.experts = name, scheme, experts
+        self.name, self.scheme, self.linears, self.shape = name, scheme, tuple(linears), (inner, hidden)
         self.activations, self.digits = activations, digits
-        self._side("up", scheme.up, experts, 2 * inner, hidden)
-        self._side("down", scheme.down, experts, hidden, inner)
+        self._side("up", scheme.up, 2 * inner, hidden)
+        self._side("down", scheme.down, hidden, inner)
 
-    def _side(self, side: str, scheme: WeightScheme, experts: int, outputs: int, inputs: int) -> None:
+    @property
+    def experts(self) -> int:
+        """Their number E."""
+        return len(self.linears) // 3
+
+    def _side(self, side: str, scheme: WeightScheme, outputs: int, inputs: int) -> None:
         groups, dtype = -(-inputs // scheme.group_size), FLOAT_DTYPES[scheme.scale_dtype]
-        empty = lambda size, kind: torch.empty((experts, outputs, *size), dtype=kind, device="meta")  # noqa: E731
+        empty = lambda size, kind: torch.empty((self.experts, outputs, *size), dtype=kind, device="meta")  # noqa: E731
         packed = -(-inputs // 2) if scheme.bits == 4 else inputs
         integer, minimum = scheme.zero is Zero.INTEGER, scheme.zero is Zero.MINIMUM
         self.register_buffer(f"{side}_codes", empty((packed,), torch.uint8))

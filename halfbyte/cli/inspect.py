@@ -35,6 +35,7 @@ def inspect_command(
         return
     typer.echo(f"{found.path}: {found.format}, {found.architecture}")
     typer.echo("  " + ", ".join(f"{key} {value}" for key, value in found.config.items()))
+    typer.echo(f"  {found.parameters}")
     rows = [("layers", "shape", "storage", "scheme", "compile would")]
     for group in found.groups:
         name = f"{group.pattern} x{group.count}" if group.count > 1 else group.pattern

@@ -15,6 +15,7 @@ from made_checkpoints import float_tensors, llama_config, write_folder
 
 import halfbyte
 from halfbyte.checkpoints import build_model, open_checkpoint
+from halfbyte.checkpoints.architecture import meta_model
 from halfbyte.checkpoints.experts import names_in_file
 from halfbyte.errors import CheckpointError, UnsupportedLayerError
 from halfbyte.passes.quant_experts import QuantExperts
@@ -75,6 +76,35 @@ def test_inspect_groups_experts(data: Path, name: str) -> None:
     modes = {"qwen3moe-ct-w4a8": "W4A8", "mixtral-ct-w4a16-sharded": "W4A16", "deepseek-w4afp8": "W4AFP8"}
     plans = {layer.plan for layer in found.layers if ".experts." in layer.name}
     assert len(plans) == 1 and modes[name] in plans.pop()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inspect_counts_parameters(data: Path, name: str) -> None:
+    found = halfbyte.inspect(data / name).parameters
+    model = meta_model(open_checkpoint(data / name, glance=True).config)
+    biases = [value for key, value in model.named_buffers() if key.endswith("e_score_correction_bias")]
+    assert found.total == sum(value.numel() for value in [*model.parameters(), *biases])
+    experts = [value for key, value in model.named_parameters() if ".experts." in key]
+    unused = 1 - found.experts_per_token / found.experts
+    assert found.active == found.total - unused * sum(value.numel() for value in experts)
+    shape = (len(experts) // 2, experts[0].shape[0], model.config.num_experts_per_tok)
+    assert (found.blocks, found.experts, found.experts_per_token) == shape
+
+
+def test_dense_models_meet_all_parameters(data: Path) -> None:
+    found = halfbyte.inspect(data / "base-gptq").parameters
+    assert found.total == found.active and found.experts == 0
+    assert str(found) == "63.7 thousand parameters"
+
+
+@pytest.mark.parametrize("chosen", [0, 9, -1, 2.0, "2", True, None])
+def test_impossible_numbers_of_experts_per_token(data: Path, tmp_path: Path, chosen: Any) -> None:
+    source = data / "qwen3moe-ct-w4a8"
+    config = json.loads((source / "config.json").read_text()) | {"num_experts_per_tok": chosen}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shutil.copy(source / "model.safetensors", tmp_path)
+    with pytest.raises(CheckpointError, match="num_experts_per_tok is impossible"):
+        open_checkpoint(tmp_path, glance=True)
 
 
 def test_a_block_is_one_module(data: Path) -> None:

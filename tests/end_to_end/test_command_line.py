@@ -33,7 +33,7 @@ def test_inspect_groups_layers(checkpoints: Path, main: Main, capsys: Captured) 
     assert main("inspect", checkpoints / DYNAMIC) == 0
     out = capsys.readouterr().out
     assert f"{checkpoints / DYNAMIC}: " in out and "qwen3" in out and "hidden_size 128" in out
-    lines = {line.split("  ")[0].strip(): line for line in out.splitlines()[2:]}
+    lines = {line.split("  ")[0].strip(): line for line in out.splitlines()[3:]}
     assert "model.layers.*.self_attn.q_proj x2" in lines
     assert "group 64" in lines["model.layers.0.mlp.gate_proj"]
     assert "group 32" in lines["model.layers.1.mlp.gate_proj"]
@@ -56,6 +56,27 @@ def test_inspect_as_json(checkpoints: Path, main: Main, capsys: Captured) -> Non
     assert layers["model.layers.0.self_attn.o_proj"]["scheme"] == "float"
     assert found["config"]["hidden_size"] == 128
     assert found["warnings"] == []
+
+
+def test_a_model_with_experts(checkpoints: Path, compiled: Compile, main: Main, capsys: Captured) -> None:
+    """From inspect to verify: its experts are one row, one check; it generates the same text again."""
+    name = "qwen3moe-ct-w4a8"
+    assert main("inspect", checkpoints / name) == 0
+    out = capsys.readouterr().out
+    count = (
+        "363 thousand parameters, 216 thousand of them active per token: 2 of 8 experts in each of 2 blocks"
+    )
+    assert out.splitlines()[2].strip() == count
+    assert "model.layers.*.mlp.experts.*.down_proj x16" in out
+    assert main("inspect", checkpoints / name, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["parameters"]["active"] == 215808
+    texts = []
+    for _ in range(2):
+        assert main("generate", compiled(name), "-p", "Hello there", "--max-tokens", 9) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and texts[0].strip()
+    assert main("verify", compiled(name), checkpoints / name, "--tokens", "3,99,20,7") == 0
+    assert "layers: 4 of 4 equal the reference bit for bit" in capsys.readouterr().out
 
 
 def test_inspect_is_the_function(checkpoints: Path) -> None:

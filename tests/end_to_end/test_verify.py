@@ -10,8 +10,9 @@ from pathlib import Path
 import iree.runtime as rt
 import pytest
 
+from halfbyte.check_layers import FP8_LIMIT
 from halfbyte.errors import CheckpointError, UsageError
-from halfbyte.verify_model import FP8_LIMIT, Limits, verify
+from halfbyte.verify_model import Limits, verify
 
 Compile = Callable[..., Path]
 Main = Callable[..., int]
@@ -74,6 +75,44 @@ def test_e4m3_layers_are_near_their_reference(
     assert all((check.float_error < 2e-6) == bool(options) for check in found.layers)
     strict = verify(compiled(name, **options), checkpoints / name, tokens=[1, 2, 3], limits=Limits(layer=0.0))
     assert len(strict.failures) == sum(not check.equal for check in strict.layers)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mixtral-ct-w4a16-sharded", {}),
+        ("qwen3moe-ct-w4a8", {}),
+        ("qwen3moe-autoround-g32", {"dtype": "bf16"}),
+        ("deepseek-w4afp8", {}),
+    ],
+)
+def test_the_experts_of_a_block_have_the_bits_of_their_reference(
+    checkpoints: Path, compiled: Compile, name: str, options: dict[str, object]
+) -> None:
+    bundle = compiled(name, **options)
+    limits = Limits(kl=9.0)  # a token that another expert takes is another token
+    found = verify(bundle, checkpoints / name, tokens=[3, 99, 20, 7, 7, 21], limits=limits)
+    assert found.failures == ()
+    experts = json.loads((bundle / "report.json").read_text())["experts"]
+    checks = {check.name: check for check in found.layers if check.name in experts}
+    assert len(checks) == len(experts) > 0
+    assert all(check.equal and check.rows == 6 for check in checks.values())
+    least, most = {"mixtral-ct-w4a16-sharded": (0, 3e-6), "qwen3moe-autoround-g32": (1e-4, 2e-2)}.get(
+        name, (0.003, 0.2)
+    )
+    assert all(least < check.float_error < most for check in checks.values())
+
+
+@pytest.mark.parametrize("side", ["up", "down"])
+def test_one_wrong_weight_of_an_expert_fails_its_block(
+    checkpoints: Path, compiled: Compile, tmp_path: Path, side: str
+) -> None:
+    name, block = "mixtral-ct-w4a16-sharded", "model.layers.0.mlp.experts"
+    shutil.copytree(compiled(name), tmp_path / "tampered")
+    flip_a_nibble(tmp_path / "tampered", f"{block}.{side}")
+    found = verify(tmp_path / "tampered", checkpoints / name, tokens=[*range(3, 40)])
+    failed = [failure.split(":")[0] for failure in found.failures]
+    assert [name for name in failed if name.startswith("model.")] == [block]
 
 
 def test_one_wrong_e4m3_weight_fails_its_layer(checkpoints: Path, compiled: Compile, tmp_path: Path) -> None:

@@ -1,0 +1,132 @@
+"""The packed layers of a bundle's archive, from its keys and what the checkpoint says of their members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from halfbyte.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from halfbyte.checkpoints import Checkpoint, LayerInfo
+    from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
+    from halfbyte.lowering.kernels.linear import Linear
+    from halfbyte.lowering.kernels.moe import Moe
+    from halfbyte.lowering.layer_program import ArchivedLayer
+    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.passes.scheme import WeightScheme
+    from halfbyte.runtime import Bundle
+
+_CODES = ".codes"
+
+
+def archived_layers(
+    bundle: Bundle, checkpoint: Checkpoint, model: Any, report: Mapping[str, Any]
+) -> list[ArchivedLayer]:
+    """Every packed layer: linears, merged ones as one, and the experts of a block as one.
+
+    Args:
+        bundle: loaded.
+        checkpoint: it was compiled from.
+        model: transformers' model, for the shapes of modules of experts.
+        report: the bundle's report.json.
+
+    Raises:
+        CheckpointError: the bundle holds a layer that the checkpoint does not.
+    """
+    from halfbyte.lowering.layer_program import ArchivedLayer
+    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.runtime.program import choose_program
+
+    out = []
+    target = CpuTarget.named(choose_program(bundle.device, bundle.manifest).cpu or "host")
+    dtype, options = bundle.manifest.model.dtype, report["options"]
+    experts, merged = report["experts"], report["merged"]
+    for name in _names(bundle, experts):
+        members = tuple(experts.get(name) or merged.get(name, [checkpoint.name_of(name)]))
+        found = [checkpoint.layers.get(member) for member in members]
+        known = [layer for layer in found if layer is not None and layer.scheme is not None]
+        if len(known) < len(members):
+            raise _unknown(name)
+        if name in experts:
+            moe = _experts_kernels(target, checkpoint, model, name, dtype, options)
+            out.append(ArchivedLayer(name, moe, members))
+        else:
+            out.append(ArchivedLayer(name, _kernels(target, known, dtype, options), members))
+    return out
+
+
+def _names(bundle: Bundle, experts: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    sides = {f"{name}.{side}": name for name in experts for side in ("up", "down")}
+    keys = [key for archive in bundle.manifest.parameters for key in archive.tensors if key.endswith(_CODES)]
+    yield from dict.fromkeys(sides.get(key.removesuffix(_CODES), key.removesuffix(_CODES)) for key in keys)
+
+
+def _unknown(name: str) -> CheckpointError:
+    return CheckpointError(
+        "the bundle holds a layer that the checkpoint does not",
+        where=name,
+        advice="verify against the checkpoint that the bundle was compiled from",
+    )
+
+
+def _kernels(
+    target: CpuTarget, members: Sequence[LayerInfo], dtype: str, options: Mapping[str, Any]
+) -> Linear | Fp8Linear:
+    """The kernels that compute a layer merged from these members."""
+    from halfbyte.layer_activations import LayerActivations
+    from halfbyte.lowering.kernels.linear import Linear
+    from halfbyte.lowering.layout import Packing
+    from halfbyte.passes.scheme import Activations, Fp8Scheme
+
+    first = members[0]
+    inputs, scheme, activations = (
+        first.shape[1],
+        first.scheme,
+        LayerActivations.of(options).choose(first),
+    )
+    outputs = sum(member.shape[0] for member in members)
+    assert scheme is not None
+    if isinstance(scheme, Fp8Scheme):
+        quantized = activations is Activations.FP8
+        return target.fp8_linear(outputs, inputs, scheme.block_inputs, dtype, first.bias, quantized)
+    return Linear(
+        target.isa,
+        Packing(outputs, inputs, scheme.group_size, scheme.bits),
+        dtype,
+        scheme.scale_dtype,
+        scheme.zero,
+        first.bias,
+        activations,
+        3 if dtype == "f32" else 2,
+        int(options["min_tokens"]),
+        target.soft_f16,
+    )
+
+
+def _experts_kernels(
+    target: CpuTarget, checkpoint: Checkpoint, model: Any, name: str, dtype: str, options: Mapping[str, Any]
+) -> Moe:
+    """The kernels that compute the experts of a block."""
+    from halfbyte.checkpoints.expert_layers import quantized_experts
+    from halfbyte.layer_activations import LayerActivations
+    from halfbyte.lowering.kernels.generator import Glu
+    from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
+    from halfbyte.lowering.layout import Packing
+
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:
+        raise _unknown(name) from None
+    activations, digits = LayerActivations.of(options).choose, 3 if dtype == "f32" else 2
+    experts = quantized_experts(checkpoint, name, module, activations, digits)
+    scheme, (inner, hidden) = experts.scheme, experts.shape
+
+    def linear(kind: Literal["up", "down"], side: WeightScheme, shape: tuple[int, int]) -> ExpertLinear:
+        packing = Packing(*shape, side.group_size, side.bits)
+        return ExpertLinear(kind, packing, side.scale_dtype, side.zero, scheme.bias)
+
+    up, down = linear("up", scheme.up, (inner, hidden)), linear("down", scheme.down, (hidden, inner))
+    glu, slots = Glu(scheme.glu, scheme.limit), model.config.num_experts_per_tok
+    mode = (dtype, experts.activations, digits, glu, target.soft_f16)
+    return Moe(target.isa, experts.experts, slots, up, down, *mode)

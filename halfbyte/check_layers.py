@@ -1,0 +1,224 @@
+"""Compares the packed layers of a bundle, one by one, with the references of their operators."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    from halfbyte.checkpoints import Checkpoint
+    from halfbyte.lowering.layer_program import ArchivedLayer
+    from halfbyte.runtime import Bundle
+    from halfbyte.runtime.manifest import EntryPoint
+
+# Kernels of e4m3 weights add inside a piece of a block in float32, the reference adds it exactly.
+FP8_LIMIT = 1e-5
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """One packed layer against its operator's reference, given the same input.
+
+    Attributes:
+        name: as the archive calls it; merged layers and the experts of a block are checked as one.
+        rows: tokens compared.
+        equal: whether every output has the bits of the reference.
+        error: largest difference to the reference, over the largest output of its row.
+        limit: of ``error`` by the kernel's own promise: 0, or `FP8_LIMIT` for e4m3 weights.
+        float_error: the same against the float layer (of experts, transformers' own module in float32): what
+            quantizing the activations costs.
+    """
+
+    name: str
+    rows: int
+    equal: bool
+    error: float
+    float_error: float
+    limit: float = 0.0
+
+
+# What a layer was given in the float model, [T, K] and, for experts, ids and weights [T, k]; and what it gave.
+LayerInputs = tuple[tuple["torch.Tensor", ...], "torch.Tensor"]
+
+
+def check_layers(
+    folder: Path,
+    bundle: Bundle,
+    checkpoint: Checkpoint,
+    layers: Sequence[ArchivedLayer],
+    inputs: Mapping[str, LayerInputs],
+    options: Mapping[str, Any],
+) -> list[LayerCheck]:
+    """Runs every layer alone, from the bundle's archive, on the inputs that it had in the float model.
+
+    Args:
+        folder: of the bundle.
+        bundle: loaded.
+        checkpoint: it was compiled from.
+        layers: of its archive.
+        inputs: by the name of the layer.
+        options: of the compilation.
+    """
+    if not layers:
+        return []
+    with tempfile.TemporaryDirectory(prefix="halfbyte-verify-") as scratch:
+        runner = _layer_bundle(Path(scratch), folder, bundle, layers, options)
+        return [_check_layer(runner, checkpoint, layer, inputs[layer.name]) for layer in layers]
+
+
+def _layer_bundle(
+    scratch: Path, folder: Path, bundle: Bundle, layers: Sequence[ArchivedLayer], options: Mapping[str, Any]
+) -> Bundle:
+    """A bundle of single layers: the same kernels and target, the same archive."""
+    from dataclasses import replace
+
+    from halfbyte.lowering.bundle import sha256, write_json
+    from halfbyte.lowering.compiler import compile_module
+    from halfbyte.lowering.layer_program import layer_program
+    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.runtime import load
+    from halfbyte.runtime.manifest import FILE_NAME, Manifest, Model
+    from halfbyte.runtime.program import choose_program
+
+    program = choose_program(bundle.device, bundle.manifest)
+    target = CpuTarget.named(program.cpu or "host")
+    host = ",".join(sorted(target.features)) if target.cpu == "host" else ""
+    vmfb, _ = compile_module(layer_program(layers), [*target.flags, *options["iree_flags"]], host=host)
+    (scratch / program.file).write_bytes(vmfb)
+    for archive in bundle.manifest.parameters:
+        (scratch / archive.file).symlink_to((folder / archive.file).resolve())
+    entries = {layer.function: _entry(layer) for layer in layers}
+    programs = (replace(program, sha256=sha256(scratch / program.file)),)
+    manifest = Manifest(
+        Model("graph", bundle.manifest.model.dtype), programs, bundle.manifest.parameters, entries
+    )
+    write_json(scratch / FILE_NAME, manifest.to_json())
+    return load(scratch, device=bundle.device.spec, threads=bundle.device.threads)
+
+
+def _entry(layer: ArchivedLayer) -> EntryPoint:
+    from halfbyte.lowering.kernels.moe import Moe
+    from halfbyte.runtime.manifest import EntryPoint, Tensor
+
+    kernels = layer.linear
+    given = [Tensor("x", ("T", layer.inputs), kernels.io)]
+    if isinstance(kernels, Moe):
+        given += [Tensor("ids", ("T", kernels.slots), "i64"), Tensor("weights", ("T", kernels.slots), "f32")]
+    return EntryPoint(tuple(given), (Tensor("y", ("T", layer.outputs), kernels.io),))
+
+
+def _check_layer(
+    runner: Bundle, checkpoint: Checkpoint, layer: ArchivedLayer, seen: LayerInputs
+) -> LayerCheck:
+    import torch
+
+    from halfbyte.lowering.kernels.moe import Moe
+
+    kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+    (x, *routed), output = seen
+    x, io = x.to(kinds[layer.linear.io]), layer.linear.io
+    if isinstance(layer.linear, Moe):
+        reference = _experts_reference(checkpoint, layer, x, *routed, exact=output)
+    else:
+        reference = _linear_reference(checkpoint, layer, x, seen[0][0])
+    given = (reference.x.view(torch.uint16) if io == "bf16" else reference.x, *reference.routed)
+    [raw] = runner.call(layer.function, *(value.contiguous().numpy() for value in given))
+    got = torch.from_numpy(np.array(raw))
+    got = (got.view(torch.bfloat16) if io == "bf16" else got).float()
+    want = reference.want.float()
+    return LayerCheck(
+        layer.name,
+        int(x.shape[0]),
+        bool(torch.equal(got, want)),
+        _row_error(got.double(), want.double()),
+        _row_error(got.double(), reference.exact.double()),
+        reference.limit,
+    )
+
+
+@dataclass(frozen=True)
+class _Reference:
+    """What a layer's function is given, what it should give, and what the float layer gives."""
+
+    x: torch.Tensor
+    want: torch.Tensor
+    exact: torch.Tensor
+    limit: float = 0.0
+    routed: tuple[torch.Tensor, ...] = ()
+
+
+def _linear_reference(
+    checkpoint: Checkpoint, layer: ArchivedLayer, ordered: torch.Tensor, x: torch.Tensor
+) -> _Reference:
+    import torch
+
+    from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
+    from halfbyte.lowering.kernels.linear import Linear
+    from halfbyte.passes.merge_linears import join_weights
+    from halfbyte.passes.weight import Fp8Tensor
+
+    linear, members = layer.linear, layer.members
+    assert isinstance(linear, Linear | Fp8Linear)
+    weight = join_weights(layer.name, map(checkpoint.quantized, members), layer.outputs)
+    biases = [checkpoint.float_tensor(f"{member}.bias").float() for member in members] if linear.bias else []
+    bias = torch.cat(biases) if biases else None
+    exact = x.double() @ weight.dequantize().double().T + (0 if bias is None else bias.double())
+    if isinstance(weight, Fp8Tensor):
+        assert isinstance(linear, Fp8Linear)
+        mode = "fp8" if linear.quantized else "none"
+        blocks = (weight.block_outputs, weight.block_inputs)
+        want = torch.ops.halfbyte.fp8_block_linear(ordered, weight.bits, weight.scale, bias, *blocks, mode)
+        return _Reference(ordered, want, exact, FP8_LIMIT)
+    assert isinstance(linear, Linear)
+    ordered = ordered if weight.permutation is None else ordered[:, weight.permutation]
+    want = torch.ops.halfbyte.linear(
+        ordered,
+        weight.packed(),
+        weight.scale,
+        weight.zero,
+        weight.minimum,
+        bias,
+        weight.bits,
+        weight.group_size,
+        linear.activations.value,
+        linear.digits,
+        linear.min_tokens,
+    )
+    return _Reference(ordered, want, exact)
+
+
+def _experts_reference(
+    checkpoint: Checkpoint,
+    layer: ArchivedLayer,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    exact: torch.Tensor,
+) -> _Reference:
+    import torch
+
+    from halfbyte.checkpoints.expert_layers import experts_source
+    from halfbyte.lowering.kernels.moe import Moe
+    from halfbyte.passes.stacked_experts import stacked_parts
+
+    moe, factors = layer.linear, weights.float()
+    assert isinstance(moe, Moe)
+    up, down = stacked_parts(experts_source(checkpoint, layer.members, moe.up.zero, moe.down.zero))
+    settings = (moe.up.packing.bits, moe.up.packing.group_size, moe.down.packing.group_size)
+    mode = (moe.activations.value, moe.digits, moe.glu.kind, moe.glu.limit)
+    want = torch.ops.halfbyte.moe(x, ids, factors, *up, *down, *settings, *mode)
+    return _Reference(x, want, exact, routed=(ids, factors))
+
+
+def _row_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    largest = want.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    error = ((got - want).abs() / largest).amax()
+    return float(error) if bool(error == error) else float("inf")
