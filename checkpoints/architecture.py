@@ -13,10 +13,23 @@ from typing import Any
 
 import torch
 
-from halfbyte.checkpoints.experts import expert_linears, router_shape
+from halfbyte.checkpoints.experts import ExpertsShape, router_shape
 from halfbyte.errors import CheckpointError
 
-SUPPORTED = ("llama", "qwen2", "qwen3", "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", "deepseek_v3")
+SUPPORTED = (
+    "llama",
+    "qwen2",
+    "qwen3",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "qwen3_moe",
+    "granitemoe",
+    "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+)
 
 # The largest values that are still a model; beyond them a damaged configuration takes all memory or time.
 _LIMITS = {
@@ -30,6 +43,7 @@ _LIMITS = {
     "max_position_embeddings": 2**30,
 }
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the others change with the length of the text
+_EAGER = ("gpt_oss",)  # attention that torch's own does not compute: it has sinks
 _OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _MOST_EXPERTS = 2**17  # in all layers: each has names of its own
@@ -194,9 +208,10 @@ def meta_model(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> An
     # errors), the cause is the configuration.
     try:
         made = AutoConfig.for_model(**config)
+        attention = "eager" if config["model_type"] in _EAGER else "sdpa"
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
-                made, attn_implementation="sdpa", dtype=dtype, trust_remote_code=False
+                made, attn_implementation=attention, dtype=dtype, trust_remote_code=False
             )
     except Exception as error:
         raise CheckpointError(
@@ -220,11 +235,13 @@ def built_architecture(config: dict[str, Any]) -> Architecture:
         if isinstance(module, torch.nn.Linear):
             linears[path] = LinearShape((module.out_features, module.in_features), module.bias is not None)
         elif (router := router_shape(module)) is not None:
-            linears[path] = LinearShape(router, False)
-        for name, shape in expert_linears(path, module):
-            linears[name], parameters[f"{name}.weight"] = LinearShape(shape, False), shape
-    stacked = [name for name, shape in parameters.items() if len(shape) == 3]
-    for name in stacked:
-        del parameters[name]
+            linears[path] = LinearShape(router, getattr(module, "bias", None) is not None)
+        elif (experts := ExpertsShape.of(module)) is not None:
+            for leaf, _ in module.named_parameters(recurse=False):
+                del parameters[f"{path}.{leaf}"]
+            for name, shape in experts.linears(path):
+                linears[name], parameters[f"{name}.weight"] = LinearShape(shape, experts.bias), shape
+                if experts.bias:
+                    parameters[f"{name}.bias"] = shape[:1]
     kept = model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
     return Architecture(linears, parameters, bool(model.config.tie_word_embeddings), frozenset(kept))

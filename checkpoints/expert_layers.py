@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
+from halfbyte.checkpoints.experts import ExpertsShape
 from halfbyte.errors import UnsupportedLayerError
+from halfbyte.passes.ops.swiglu import swiglu
 from halfbyte.passes.program import ExpertsSource, LayerSource
 from halfbyte.passes.quant_experts import ExpertsScheme, QuantExperts
 from halfbyte.passes.scheme import Activations, WeightScheme, Zero
@@ -37,14 +39,11 @@ def quantized_experts(
     Raises:
         UnsupportedLayerError: the experts are not all alike, not all quantized, or their product is no SwiGLU.
     """
-    probe = torch.linspace(-4, 4, 9)
-    act_fn: Any = module.act_fn  # by what it does: transformers has classes of its own
-    if not torch.allclose(act_fn(probe), torch.nn.functional.silu(probe)):
-        raise _refused(path, f"the activation {type(module.act_fn).__name__}", "SiLU")
-    stacked = module.down_proj
-    assert isinstance(stacked, torch.nn.Parameter)
-    experts, hidden, inner = stacked.shape
-    layers = {p: [_layer(checkpoint, path, expert, p) for expert in range(experts)] for p in _PROJECTIONS}
+    glu, limit = _product(path, module)
+    shape = ExpertsShape.of(module)
+    assert shape is not None
+    experts = range(shape.experts)
+    layers = {p: [_layer(checkpoint, path, expert, p) for expert in experts] for p in _PROJECTIONS}
     up = _common(path, [*layers["gate_proj"], *layers["up_proj"]])
     down = _common(path, layers["down_proj"])
     every = [layer for part in layers.values() for layer in part]
@@ -54,11 +53,25 @@ def quantized_experts(
         raise _refused(path, f"activations {kinds}", "the same activations for all experts")
     if up.bits != down.bits:
         raise _refused(path, f"{up.bits} bits in gate and up, {down.bits} in down", "the same width")
-    if any(layer.bias for layer in every):
-        raise _refused(path, "a bias", "experts without one")
-    scheme = ExpertsScheme(up, down)
-    linears = [checkpoint.name_of(f"{path}.{e}.{p}") for e in range(experts) for p in _PROJECTIONS]
-    return QuantExperts(path, scheme, linears, hidden, inner, activations=chosen.pop(), digits=digits)
+    scheme = ExpertsScheme(up, down, shape.bias, glu, limit)
+    linears = [checkpoint.name_of(f"{path}.{e}.{p}") for e in experts for p in _PROJECTIONS]
+    widths = (shape.hidden, shape.inner)
+    return QuantExperts(path, scheme, linears, *widths, activations=chosen.pop(), digits=digits)
+
+
+def _product(path: str, module: Any) -> tuple[str, float]:
+    """Kind and limit of the product of gate and up, by what the module does: transformers has many classes of it."""
+    gate, up = torch.linspace(-20, 20, 41).repeat(5), torch.linspace(-9, 9, 5).repeat_interleave(41)
+    if hasattr(module, "_apply_gate"):
+        found = module._apply_gate(torch.stack([gate, up], -1))[:, 0]
+    else:
+        found = module.act_fn(gate) * up
+    limit = float(getattr(module, "limit", None) or 0)
+    for kind in ("silu", "oai"):
+        if torch.allclose(found, swiglu(gate, up, kind, limit), rtol=1e-4, atol=1e-4):
+            return kind, limit if kind == "oai" else 0.0
+    activation = type(getattr(module, "act_fn", module)).__name__
+    raise _refused(path, f"the activation {activation}", "SiLU, or the clamped product of gpt-oss")
 
 
 def experts_source(checkpoint: Checkpoint, linears: Sequence[str], up: Zero, down: Zero) -> ExpertsSource:
@@ -80,23 +93,6 @@ def experts_source(checkpoint: Checkpoint, linears: Sequence[str], up: Zero, dow
 
     count = len(linears) // len(_PROJECTIONS)
     return ExpertsSource(count, source(0, up), source(1, up), source(2, down))
-
-
-def stacked_experts(checkpoint: Checkpoint, name: str, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """transformers' ``experts.gate_up_proj`` [E, 2I, H] or ``experts.down_proj`` [E, H, I] out of single linears.
-
-    Args:
-        checkpoint: an opened checkpoint.
-        name: of the parameter in the model.
-        read: gives the weight of a layer by its name in the checkpoint.
-    """
-    path, _, leaf = name.rpartition(".")
-    parts = ("down_proj",) if leaf == "down_proj" else ("gate_proj", "up_proj")
-    out: list[torch.Tensor] = []
-    while checkpoint.name_of(f"{path}.{len(out)}.{parts[0]}") in checkpoint.layers:
-        names = [checkpoint.name_of(f"{path}.{len(out)}.{part}") for part in parts]
-        out.append(torch.cat([read(part) for part in names]))
-    return torch.stack(out)
 
 
 def _layer(checkpoint: Checkpoint, path: str, expert: int, projection: str) -> LayerInfo:

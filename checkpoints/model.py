@@ -9,8 +9,8 @@ import torch
 
 from halfbyte.checkpoints.architecture import meta_model
 from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
-from halfbyte.checkpoints.expert_layers import quantized_experts, stacked_experts
-from halfbyte.checkpoints.experts import expert_linears
+from halfbyte.checkpoints.expert_layers import quantized_experts
+from halfbyte.checkpoints.experts import ExpertsShape
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.scheme import Activations, Fp8Scheme
 
@@ -53,7 +53,7 @@ def build_model(
         if isinstance(module, torch.nn.Linear) and layer is not None and layer.scheme is not None:
             made = _quantized_module(checkpoint, path, layer, activations(layer), dtype, min_tokens)
             _replace(model, path, made)
-        elif any(expert_linears(path, module)):
+        elif ExpertsShape.of(module) is not None:
             experts = quantized_experts(checkpoint, path, module, activations, _DIGITS[dtype])
             _replace(model, path, experts)
     _replace_parameters(model, lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype))
@@ -99,10 +99,17 @@ def load_float_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32)
     """
 
     def read(name: str, meta: torch.Tensor) -> torch.Tensor:
-        if meta.dim() == 3:
-            weight = stacked_experts(
-                checkpoint, name, lambda layer: _float_weight(checkpoint, f"{layer}.weight")
-            )
+        path, _, leaf = name.rpartition(".")
+        experts, part = (
+            ExpertsShape.of(model.get_submodule(path)),
+            "bias" if leaf.endswith("_bias") else "weight",
+        )
+        if experts is not None:
+
+            def linear(expert: int, projection: str) -> torch.Tensor:
+                return _float_weight(checkpoint, checkpoint.name_of(f"{path}.{expert}.{projection}.{part}"))
+
+            weight = experts.stack(leaf, linear)
         else:
             weight = _float_weight(checkpoint, checkpoint.name_of(name))
         return weight.to(dtype).contiguous().clone()

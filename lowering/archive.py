@@ -64,18 +64,19 @@ def write_archive(path: Path, parameters: Parameters, progress: Progress = lambd
         for group in parameters.groups.values():
             made = group.make()
             for tensor in group.tensors:
-                data = np.ascontiguousarray(made[tensor.key]).reshape(-1).view(np.uint8)
-                if data.nbytes != tensor.bytes:
+                file.pad_to(storage + next(place))
+                start, values = file.position, made[tensor.key]
+                for piece in [values] if isinstance(values, np.ndarray) else values:
+                    file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
+                    progress(done + file.position - start, total)
+                if file.position - start != tensor.bytes:
                     raise CompilerError(
                         "a tensor has another size than declared",
                         where=tensor.key,
-                        found=f"{data.nbytes} bytes",
+                        found=f"{file.position - start} bytes",
                         accepted=f"{tensor.bytes} bytes for {tensor.type}",
                     )
-                file.pad_to(storage + next(place))
-                file.write(data.data)
                 done += tensor.bytes
-                progress(done, total)
         return file.hash.hexdigest()
 
 

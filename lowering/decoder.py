@@ -9,6 +9,7 @@ import torch
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
 from halfbyte.lowering.decode_attention import grouped_queries
+from halfbyte.lowering.real_rotations import real_rotations
 
 
 @dataclass(frozen=True)
@@ -60,13 +61,26 @@ class _ArgumentCache:
 def _masks(
     config: Any, queries: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Boolean [1, 1, T, S]: which positions a query sees; by layer type for models whose layers differ."""
+    """[1, 1, T, S]: which positions a query sees; by layer type for models whose layers differ."""
+    eager = config._attn_implementation == "eager"  # then masks are added to scores
+
+    def mask(seen: torch.Tensor) -> torch.Tensor:
+        least = torch.finfo(config.dtype).min
+        return torch.where(seen, 0.0, least).to(config.dtype)[None, None] if eager else seen[None, None]
+
     seen = positions[None, :] <= queries[:, None]
     if not getattr(config, "layer_types", None):
-        return seen[None, None]
+        return mask(seen)
     window = getattr(config, "sliding_window", None) or 2**31
     near = seen & (positions[None, :] > queries[:, None] - window)
-    return {"full_attention": seen[None, None], "sliding_attention": near[None, None]}
+    return {"full_attention": mask(seen), "sliding_attention": mask(near)}
+
+
+def _logits(parts: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """float32, of the only sequence; Granite's are divided by a number of its configuration."""
+    logits = parts.lm_head(hidden)
+    scaling = getattr(parts.config, "logits_scaling", None)
+    return (logits if scaling is None else logits / scaling)[0].float()
 
 
 class Forward(torch.nn.Module):
@@ -85,7 +99,7 @@ class Forward(torch.nn.Module):
             position_ids=places[None],
             use_cache=False,
         ).last_hidden_state
-        return self.lm_head(hidden)[0].float()
+        return _logits(self, hidden)
 
 
 class Step(torch.nn.Module):
@@ -104,7 +118,7 @@ class Step(torch.nn.Module):
             cache=_ArgumentCache(list(caches), position),
             use_cache=True,
         ).last_hidden_state
-        return self.lm_head(hidden[:, -1])[0].float()
+        return _logits(self, hidden[:, -1])
 
 
 def export_decoder(
@@ -124,7 +138,7 @@ def export_decoder(
     length = torch.export.Dim("T", min=2, max=max_context)
     some = torch.zeros(min(5, max_context), dtype=torch.int64)
     still: tuple[None, ...] = (None,) * len(caches)
-    with torch.no_grad():
+    with torch.no_grad(), real_rotations():
         step = Step(model)
         programs = {
             "forward": torch.export.export(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,11 +45,13 @@ class ParameterGroup:
 
     Attributes:
         tensors: what they are.
-        make: gives them, by key, as arrays of exactly `TensorSpec.bytes` bytes (any dtype: bytes count).
+        make: gives them, by key, as arrays of exactly `TensorSpec.bytes` bytes (any dtype: bytes count). A tensor
+            may come in pieces; whoever takes them takes the tensors in order, each to its end, because a later
+            tensor may be known only then.
     """
 
     tensors: tuple[TensorSpec, ...]
-    make: Callable[[], Mapping[str, np.ndarray]]
+    make: Callable[[], Mapping[str, np.ndarray | Iterator[np.ndarray]]]
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -136,24 +136,25 @@ class CpuTarget:
         return ParameterGroup(specs, make)
 
     def pack_experts(self, name: str, moe: Moe, source: ExpertsSource) -> ParameterGroup:
-        """The packed weights of a layer of experts, as the kernels of ``moe`` take them."""
-        specs = tuple(TensorSpec(f"{name}.{a.name}", a.shape, a.dtype) for a in moe.arguments)
+        """The packed weights of a layer of experts, as the kernels of ``moe`` take them, expert by expert."""
+        sides = {
+            side.kind: tuple(
+                TensorSpec(f"{name}.{a.name}", a.shape, a.dtype) for a in side.arguments(moe.experts)
+            )
+            for side in (moe.up, moe.down)
+        }
 
-        def make() -> dict[str, np.ndarray]:
-            made = {spec.key: np.empty(spec.shape, NUMPY[spec.dtype]) for spec in specs}
-            for expert in range(source.experts):
-                gate, up = _packed_source(source.gate(expert)), _packed_source(source.up(expert))
-                both = {part: layout.side_by_side(gate[part], up[part]) for part in gate}
-                down = _packed_source(source.down(expert))
-                for side, parts in (("up", both), ("down", down)):
-                    for part, values in parts.items():
-                        whole = made[f"{name}.{side}.{part}"]
-                        size = len(whole) // source.experts
-                        flat = values.reshape(size, *whole.shape[1:])
-                        whole[expert * size : (expert + 1) * size] = flat.view(whole.dtype)
-            return made
+        def both(expert: int) -> dict[str, np.ndarray]:
+            gate, up = _packed_source(source.gate(expert)), _packed_source(source.up(expert))
+            return {part: layout.side_by_side(gate[part], up[part]) for part in gate}
 
-        return ParameterGroup(specs, make)
+        def make() -> dict[str, np.ndarray | Iterator[np.ndarray]]:
+            up = _by_expert(sides["up"], source.experts, both)
+            return up | _by_expert(
+                sides["down"], source.experts, lambda expert: _packed_source(source.down(expert))
+            )
+
+        return ParameterGroup((*sides["up"], *sides["down"]), make)
 
     def fp8_linear(
         self, outputs: int, inputs: int, block: int, io: str, bias: bool, quantized: bool
@@ -161,6 +162,28 @@ class CpuTarget:
         """The kernels of a linear with e4m3 weights."""
         unit = FloatUnit.of(self.features)
         return Fp8Linear(outputs, inputs, block, io, bias, quantized, unit, self.soft_f16)
+
+
+def _by_expert(
+    specs: Sequence[TensorSpec], experts: int, packed: Callable[[int], dict[str, np.ndarray]]
+) -> dict[str, np.ndarray | Iterator[np.ndarray]]:
+    """The tensors of all experts, of which one at a time is packed: the codes in pieces, and what they leave behind.
+
+    The others are a small part of the codes' bytes, so that the experts need not be packed once more for them.
+    """
+    codes, *others = specs
+    kept = {spec.key: np.empty(spec.shape, NUMPY[spec.dtype]) for spec in others}
+
+    def pieces() -> Iterator[np.ndarray]:
+        for expert in range(experts):
+            made = packed(expert)
+            for key, whole in kept.items():
+                size = len(whole) // experts
+                flat = made[key.rpartition(".")[2]].reshape(size, *whole.shape[1:])
+                whole[expert * size : (expert + 1) * size] = flat.view(whole.dtype)
+            yield made["codes"]
+
+    return {codes.key: pieces(), **kept}
 
 
 def _packed(weight: QuantTensor | Fp8Tensor) -> dict[str, np.ndarray]:
