@@ -7,8 +7,6 @@ what its caller gives: tokens, a position, caches.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +17,16 @@ import torch
 from iree.compiler import ir
 
 from halfbyte.errors import CompilerError
+from halfbyte.lowering.imported_values import (
+    Shaped,
+    builtin,
+    call,
+    constant,
+    create,
+    is_none,
+    operators,
+    replace,
+)
 from halfbyte.lowering.importer import Imported
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Glu, Kernel, Quantize, render
@@ -34,34 +42,6 @@ from halfbyte.passes.stacked_experts import stacked_source
 from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"
-_VTENSOR = re.compile(r"!torch\.vtensor<\[(.*)\],([\w]+)>$")
-
-
-@dataclass(frozen=True)
-class _Shaped:
-    """A tensor type: None for a dynamic dimension, MLIR's signless element type."""
-
-    shape: tuple[int | None, ...]
-    dtype: str
-
-    @classmethod
-    def of(cls, value: Any) -> _Shaped:
-        match = _VTENSOR.match(str(value.type))
-        if match is None:
-            raise CompilerError(
-                f"a halfbyte operator was given {value.type}, not a tensor with a known shape"
-            )
-        shape = tuple(None if size == "?" else int(size) for size in match[1].split(",")) if match[1] else ()
-        return cls(shape, re.sub(r"^[us]i", "i", match[2]))
-
-    @property
-    def type(self) -> str:
-        return f"tensor<{''.join('?x' if size is None else f'{size}x' for size in self.shape)}{self.dtype}>"
-
-    @property
-    def count(self) -> int | None:
-        sizes = [size for size in self.shape[:-1] if size is not None]
-        return math.prod(sizes) if len(sizes) == len(self.shape) - 1 else None
 
 
 @dataclass
@@ -119,7 +99,7 @@ class _Splicer:
             "torch.halfbyte.cache_append": self._cache_append,
             "torch.halfbyte.quantize_per_token": self._quantize_per_token,
         }
-        for op in _operators(function):
+        for op in operators(function):
             name = ir.StringAttr(op.attributes["name"]).value
             if name not in lowerings:
                 raise CompilerError(
@@ -151,7 +131,7 @@ class _Splicer:
 
     def _load(self, entry: str, name: str, argument: Any) -> Any:
         """A float (or index) tensor of the state, as the torch value the argument was."""
-        shaped = _Shaped.of(argument)
+        shaped = Shaped.of(argument)
         stored = "i8" if shaped.dtype == "i1" else shaped.dtype
         source = self.program.tensors.get(name)
         key = self._own_key(entry, name) if source is None else source.key
@@ -161,8 +141,8 @@ class _Splicer:
         self.parameters.add(key, ParameterGroup((spec,), lambda: {key: _bytes(value(), spec)}))
         loaded = self._global(spec)
         if shaped.dtype == "i1":
-            loaded = _create("arith.trunci", [ir.Type.parse(shaped.type)], [loaded])
-        return _create("torch_c.from_builtin_tensor", [argument.type], [loaded])
+            loaded = create("arith.trunci", [ir.Type.parse(shaped.type)], [loaded])
+        return create("torch_c.from_builtin_tensor", [argument.type], [loaded])
 
     def _own_key(self, entry: str, name: str) -> str:
         """The state's name, after the entry point's where another has a different tensor of that name."""
@@ -174,25 +154,25 @@ class _Splicer:
         text = f'util.global private @"{spec.key}" = #flow.parameter.named<"{SCOPE}"::"{spec.key}"> : {spec.type}'
         self.helpers.setdefault(f"global {spec.key}", text)
         attributes = {"global": ir.FlatSymbolRefAttr.get(spec.key), "is_immutable": ir.UnitAttr.get()}
-        return _create("util.global.load", [ir.Type.parse(spec.type)], [], attributes)
+        return create("util.global.load", [ir.Type.parse(spec.type)], [], attributes)
 
     # ------------------------------------------------------------ operators
 
     def _linear(self, entry: str, op: Any) -> None:
         x, codes, scale, zero, minimum, bias, *settings = op.operands
-        bits, group_size, activations, digits, min_tokens = (_constant(value) for value in settings)
-        shaped, result = _Shaped.of(x), _Shaped.of(op.results[0])
+        bits, group_size, activations, digits, min_tokens = (constant(value) for value in settings)
+        shaped, result = Shaped.of(x), Shaped.of(op.results[0])
         inputs, outputs = shaped.shape[-1], result.shape[-1]
         assert inputs is not None and outputs is not None
         name = self._state_name(entry, codes).removesuffix(".codes")
-        kind = Zero.MINIMUM if not _is_none(minimum) else Zero.SYMMETRIC if _is_none(zero) else Zero.INTEGER
+        kind = Zero.MINIMUM if not is_none(minimum) else Zero.SYMMETRIC if is_none(zero) else Zero.INTEGER
         linear = Linear(
             self.target.isa,
             Packing(outputs, inputs, group_size, bits),
             shaped.dtype,
-            _Shaped.of(scale).dtype,
+            Shaped.of(scale).dtype,
             kind,
-            not _is_none(bias),
+            not is_none(bias),
             Activations(activations),
             digits,
             min_tokens,
@@ -201,7 +181,7 @@ class _Splicer:
         source = self.program.layers.get(name)
         if source is None:  # a graph that uses the operator itself: its state is the weight
             parts = [
-                None if _is_none(part) else self._state(entry, part) for part in (codes, scale, zero, minimum)
+                None if is_none(part) else self._state(entry, part) for part in (codes, scale, zero, minimum)
             ]
             with _own_weight(name):
                 weight = quant_tensor(name, parts, inputs, group_size, bits)
@@ -212,8 +192,8 @@ class _Splicer:
 
     def _fp8_block_linear(self, entry: str, op: Any) -> None:
         x, weight, scale, bias, *settings = op.operands
-        block_outputs, block_inputs, activations = (_constant(value) for value in settings)
-        shaped, result = _Shaped.of(x), _Shaped.of(op.results[0])
+        block_outputs, block_inputs, activations = (constant(value) for value in settings)
+        shaped, result = Shaped.of(x), Shaped.of(op.results[0])
         inputs, outputs = shaped.shape[-1], result.shape[-1]
         assert inputs is not None and outputs is not None
         name = self._state_name(entry, weight).removesuffix(".codes")
@@ -225,7 +205,7 @@ class _Splicer:
             source = LayerSource(lambda: found, self._optional(entry, bias), (name,))
             mode = mode_name(found.scheme, Activations(activations))
             self.own[name] = LayerRow(name, found.shape, "graph", str(found.scheme), activations, mode)
-        quantized, has_bias = activations == "fp8", not _is_none(bias)
+        quantized, has_bias = activations == "fp8", not is_none(bias)
         linear = self.target.fp8_linear(outputs, inputs, block_inputs, shaped.dtype, has_bias, quantized)
         self._call_linear(op, x, linear, name, source)
 
@@ -233,7 +213,7 @@ class _Splicer:
         self, op: Any, x: Any, linear: Linear | Fp8Linear, name: str, source: LayerSource
     ) -> None:
         """A call of the linear's function with its packed weight, in place of the operator."""
-        shaped, result = _Shaped.of(x), _Shaped.of(op.results[0])
+        shaped, result = Shaped.of(x), Shaped.of(op.results[0])
         group = self.parameters.add(name, self.target.pack(name, linear, source))
         for member in source.members:
             self.kernels[member] = linear.label
@@ -254,16 +234,16 @@ class _Splicer:
             weights=linear.arguments,
         )
         weights = [self._global(spec) for spec in group.tensors]
-        [y] = _call(wrapper, [result.type], [_builtin(x), *weights])
-        _replace(op, [y])
+        [y] = call(wrapper, [result.type], [builtin(x), *weights])
+        replace(op, [y])
 
     def _moe(self, entry: str, op: Any) -> None:
         x, ids, factors, *rest = op.operands
         up, down, settings = rest[:5], rest[5:10], rest[10:]
-        bits, up_group, down_group, activations, digits, glu, limit = (_constant(value) for value in settings)
-        shaped, slots = _Shaped.of(x), _Shaped.of(ids).shape[-1]
+        bits, up_group, down_group, activations, digits, glu, limit = (constant(value) for value in settings)
+        shaped, slots = Shaped.of(x), Shaped.of(ids).shape[-1]
         name = self._state_name(entry, up[0]).removesuffix(".up_codes")
-        experts, both, _ = _Shaped.of(up[0]).shape
+        experts, both, _ = Shaped.of(up[0]).shape
         hidden = shaped.shape[-1]
         assert experts is not None and both is not None and hidden is not None and slots is not None
         moe = Moe(
@@ -280,10 +260,13 @@ class _Splicer:
         )
         source = self.program.experts.get(name)
         if source is None:  # a graph that uses the operator itself: its state is the weights
-            sides = [[None if _is_none(p) else self._state(entry, p) for p in side] for side in (up, down)]
+            sides = [[None if is_none(p) else self._state(entry, p) for p in side] for side in (up, down)]
             inputs, groups = (hidden, both // 2), (up_group, down_group)
             with _own_weight(name):
                 source = stacked_source(name, sides[0], sides[1], inputs, groups, bits)
+                scheme = source.up(0).weight().scheme
+            mode, storage = mode_name(scheme, Activations(activations)), f"graph, {experts} experts"
+            self.own[name] = LayerRow(name, (both, hidden), storage, str(scheme), activations, mode)
         group = self.parameters.add(name, self.target.pack_experts(name, moe, source))
         self.kernels |= dict.fromkeys(source.members(), moe.label)
         self._use(moe.kernels)
@@ -298,21 +281,21 @@ class _Splicer:
             data=moe.data,
             weights=moe.arguments,
         )
-        given = [_builtin(value) for value in (x, ids, factors)]
-        [y] = _call(wrapper, [_Shaped.of(op.results[0]).type], [*given, *map(self._global, group.tensors)])
-        _replace(op, [y])
+        given = [builtin(value) for value in (x, ids, factors)]
+        [y] = call(wrapper, [Shaped.of(op.results[0]).type], [*given, *map(self._global, group.tensors)])
+        replace(op, [y])
 
     def _state(self, entry: str, value: Any) -> torch.Tensor:
         return state_value(self.program.entries[entry], self._state_name(entry, value))
 
     def _optional(self, entry: str, value: Any) -> Callable[[], torch.Tensor] | None:
-        if _is_none(value):
+        if is_none(value):
             return None
         found = self._state(entry, value)  # now: the MLIR value will be gone when the archive is written
         return lambda: found
 
     def _cache_append(self, entry: str, op: Any) -> None:
-        cache, rows, _ = (_Shaped.of(value) for value in op.operands)
+        cache, rows, _ = (Shaped.of(value) for value in op.operands)
         heads, positions, width = cache.shape
         kernel = CacheAppend(cache.dtype)
         self._use([kernel])
@@ -328,12 +311,12 @@ class _Splicer:
             D=width,
             T=count,
         )
-        [out] = _call(name, [cache.type], [_builtin(value) for value in op.operands])
-        _replace(op, [out])
+        [out] = call(name, [cache.type], [builtin(value) for value in op.operands])
+        replace(op, [out])
 
     def _quantize_per_token(self, entry: str, op: Any) -> None:
         [x] = op.operands
-        shaped = _Shaped.of(x)
+        shaped = Shaped.of(x)
         kernel = Quantize(shaped.dtype, INT8, self.target.soft_f16)
         self._use([kernel])
         name = f"{kernel.symbol}_{'x'.join('d' if d is None else str(d) for d in shaped.shape)}"
@@ -346,8 +329,8 @@ class _Splicer:
             K=shaped.shape[-1],
             io=shaped.dtype,
         )
-        types = [_Shaped.of(result).type for result in op.results]
-        _replace(op, _call(name, types, [_builtin(x)]))
+        types = [Shaped.of(result).type for result in op.results]
+        replace(op, call(name, types, [builtin(x)]))
 
     def _use(self, kernels: Any) -> None:
         kernel: Kernel
@@ -370,8 +353,8 @@ class _Splicer:
 
 def _expert_linear(kind: Literal["up", "down"], parts: Sequence[Any], packing: Packing) -> ExpertLinear:
     _, scale, zero, minimum, bias = parts
-    known = Zero.MINIMUM if not _is_none(minimum) else Zero.SYMMETRIC if _is_none(zero) else Zero.INTEGER
-    return ExpertLinear(kind, packing, _Shaped.of(scale).dtype, known, not _is_none(bias))
+    known = Zero.MINIMUM if not is_none(minimum) else Zero.SYMMETRIC if is_none(zero) else Zero.INTEGER
+    return ExpertLinear(kind, packing, Shaped.of(scale).dtype, known, not is_none(bias))
 
 
 @contextmanager
@@ -386,50 +369,6 @@ def _own_weight(name: str) -> Iterator[None]:
             found=str(error),
             accepted="what the operator's documentation says",
         ) from None
-
-
-def _operators(function: Any) -> list[Any]:
-    found = []
-
-    def visit(op: Any) -> Any:
-        if op.name == "torch.operator":
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    function.operation.walk(visit)
-    return found
-
-
-def _create(
-    name: str, results: list[Any], operands: list[Any], attributes: dict[str, Any] | None = None
-) -> Any:
-    return ir.Operation.create(name, results=results, operands=operands, attributes=attributes or {}).result
-
-
-def _call(name: str, results: list[str], operands: list[Any]) -> list[Any]:
-    types = [ir.Type.parse(result) for result in results]
-    attributes = {"callee": ir.FlatSymbolRefAttr.get(name)}
-    return list(
-        ir.Operation.create("util.call", results=types, operands=operands, attributes=attributes).results
-    )
-
-
-def _builtin(value: Any) -> Any:
-    return _create("torch_c.to_builtin_tensor", [ir.Type.parse(_Shaped.of(value).type)], [value])
-
-
-def _replace(op: Any, values: list[Any]) -> None:
-    for result, value in zip(op.results, values, strict=True):
-        result.replace_all_uses_with(_create("torch_c.from_builtin_tensor", [result.type], [value]))
-    op.operation.erase()
-
-
-def _constant(value: Any) -> Any:
-    return value.owner.attributes["value"].value
-
-
-def _is_none(value: Any) -> bool:
-    return str(value.type) == "!torch.none"
 
 
 def _bytes(value: torch.Tensor, spec: TensorSpec) -> np.ndarray:

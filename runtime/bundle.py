@@ -158,8 +158,7 @@ def load(
             "the program cannot be loaded", where=str(folder / program.file), found=one_line(error)
         ) from None
     functions = {
-        name: Function(context, module, opened.hal, name, entry)
-        for name, entry in manifest.entry_points.items()
+        name: Function(context, module, opened, name, entry) for name, entry in manifest.entry_points.items()
     }
     residences = tuple(archive.residence for archive in archives)
     return Bundle(folder, manifest, opened, residences, functions, compatibility_notes(program, manifest))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,6 +10,7 @@ import iree.runtime as rt
 from iree.runtime import _binding
 
 from halfbyte.errors import DeviceError
+from halfbyte.runtime.caller_thread import Result, call, usable_cpus
 from halfbyte.runtime.iree_messages import IREE_ERRORS, one_line
 
 # Driver to the target whose programs it runs.
@@ -53,6 +54,10 @@ class Device:
     threads: int | None
     hal: rt.HalDevice
 
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Calls a function that invokes a program on this device and waits for it."""
+        return call(function, self.threads) if self.driver == "local-task" else function()
+
 
 def devices() -> list[DeviceInfo]:
     """Returns all devices of this machine, CPUs first."""
@@ -79,7 +84,7 @@ def open_device(spec: str, threads: int | None = None) -> Device:
         raise DeviceError("thread count below one", found=str(threads))
     driver = spec.partition("://")[0]
     if driver == "cpu":
-        alone = threads == 1 or (threads is None and _usable_cpus() == 1)
+        alone = threads == 1 or (threads is None and usable_cpus() == 1)
         driver = "local-sync" if alone else "local-task"
         spec = spec.replace("cpu", driver, 1)
     if driver not in rt.query_available_drivers() or driver not in TARGETS:
@@ -117,12 +122,6 @@ def _task_driver(threads: int | None) -> rt.HalDriver:
         return _binding.create_hal_driver("local-task")
     finally:
         rt.flags.parse_flags("--task_topology_group_count=0")
-
-
-def _usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _survey() -> tuple[list[DeviceInfo], dict[str, str]]:

@@ -10,6 +10,7 @@ import iree.runtime as rt
 import numpy as np
 
 from halfbyte.errors import CheckpointError, DeviceError
+from halfbyte.runtime.device import Device
 from halfbyte.runtime.device_array import DeviceArray
 from halfbyte.runtime.element_types import ELEMENT_TYPES
 from halfbyte.runtime.iree_messages import IREE_ERRORS, one_line
@@ -35,7 +36,7 @@ class Function:
     """
 
     def __init__(
-        self, context: rt.VmContext, module: rt.VmModule, device: rt.HalDevice, name: str, entry: EntryPoint
+        self, context: rt.VmContext, module: rt.VmModule, device: Device, name: str, entry: EntryPoint
     ) -> None:
         function = module.lookup_function(name)
         if function is None:
@@ -59,7 +60,8 @@ class Function:
         self._scalars = [bool(re.fullmatch(r"[a-z]+\d+", kind)) for kind in types] or [False] * len(
             entry.inputs
         )
-        self._context, self._function, self._device = context, function, device
+        self._context, self._function = context, function
+        self._opened, self._device = device, device.hal
         self.name, self.entry = name, entry
 
     def __call__(self, inputs: Sequence[DeviceArray | np.ndarray[Any, Any]]) -> list[DeviceArray]:
@@ -86,7 +88,7 @@ class Function:
                 if not isinstance(value, DeviceArray):
                     value = DeviceArray.from_numpy(self._device, value, tensor.dtype)
                 arguments.push_ref(value.view.ref)
-            self._context.invoke(self._function, arguments, results)
+            self._opened.call(lambda: self._context.invoke(self._function, arguments, results))
         except IREE_ERRORS as error:
             raise DeviceError("the call failed", where=self.name, found=one_line(error)) from None
         return [self._result(results, index, tensor.dtype) for index, tensor in enumerate(self.entry.outputs)]

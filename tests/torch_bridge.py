@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import torch
+from moe_twin import Experts
 from numpy_twin import Array, Weight
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
@@ -65,3 +66,27 @@ def layer_source(name: str, weight: Weight) -> LayerSource:
     """The product's source of a weight and its bias."""
     whole, bias = quant_tensor(name, weight), tensor(weight.bias)
     return LayerSource(lambda: whole, None if bias is None else (lambda: bias), (name,))
+
+
+def stacked(weights: list[Weight], others: list[Weight] | None = None) -> list[torch.Tensor | None]:
+    """codes, scale, zero, minimum, bias of all experts, the outputs of ``others`` below theirs."""
+
+    def parts(weight: Weight) -> list[Array | None]:
+        codes = nibbles(weight.codes) if weight.bits == 4 else weight.codes
+        return [codes, weight.scale, weight.zero, weight.minimum, weight.bias]
+
+    rows = []
+    for index, weight in enumerate(weights):
+        row = parts(weight)
+        if others is not None:
+            more = parts(others[index])
+            row = [a if a is None else np.concatenate([a, b]) for a, b in zip(row, more, strict=True)]
+        rows.append(row)
+    return [tensor(None if column[0] is None else np.stack(column)) for column in zip(*rows, strict=True)]
+
+
+def moe_arguments(experts: Experts, activations: str, digits: int) -> tuple[object, ...]:
+    """Of torch.ops.halfbyte.moe, after x, ids and weights."""
+    groups = (experts.gate[0].group_size, experts.down[0].group_size)
+    rest = (experts.gate[0].bits, *groups, activations, digits, experts.glu, experts.limit)
+    return (*stacked(experts.gate, experts.up), *stacked(experts.down), *rest)

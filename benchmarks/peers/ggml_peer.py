@@ -3,8 +3,8 @@
     CMAKE_ARGS="-DGGML_NATIVE=ON -DGGML_OPENMP=ON -DLLAMA_BUILD_TOOLS=OFF" \\
         pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36
 
-The package is only where the shared libraries come from; they are called directly. Weights go into ggml's own
-repacked layout where it has one for this CPU.
+The package is only where the shared libraries come from; they are called directly. Q4_0 weights go into ggml's
+own repacked layout where it has one for this CPU.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class Ggml:
         self.weights = [
             library.ggml_new_tensor_2d(context, kind, problem.inputs, problem.outputs) for _ in problem.codes
         ]
-        buffer = library.ggml_backend_alloc_ctx_tensors_from_buft(context, self._repacked() or self.plain)
+        place = (self._repacked() if self.bits == 4 else None) or self.plain  # Q8_0 has no packed kernels
+        buffer = library.ggml_backend_alloc_ctx_tensors_from_buft(context, place)
         library.ggml_backend_buffer_set_usage(buffer, 1)  # weights
         for tensor, codes, scale in zip(self.weights, problem.codes, problem.scales, strict=True):
             packed = self._pack(codes, scale, problem.group)

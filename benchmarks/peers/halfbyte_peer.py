@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import iree.runtime as rt
 import numpy as np
 import torch
 
-from halfbyte.lowering.archive import write_archive
-from halfbyte.lowering.compiler import compile_module
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.linear import Linear
-from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
 from halfbyte.lowering.layout import Packing
-from halfbyte.lowering.parameters import Parameters
-from halfbyte.lowering.splice import SCOPE
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.passes.program import LayerSource
 from halfbyte.passes.scheme import Activations, Zero
 from halfbyte.passes.weight import Fp8Tensor, QuantTensor
-from halfbyte.runtime.device import open_device
 from halfbyte.runtime.device_array import DeviceArray, as_float32
-from halfbyte.runtime.manifest import ParameterArchive, ParameterTensor
-from halfbyte.runtime.parameters import load_archive
 from peers import Problem
+from peers.halfbyte_program import LoadedProgram
 
 
 class Halfbyte:
@@ -39,34 +30,14 @@ class Halfbyte:
     def build(self, problem: Problem) -> None:
         target = CpuTarget.named(problem.cpu)
         linear = self._linear(target, problem)
-        layers, parameters = [], Parameters()
+        made = []
         for index, (codes, scale) in enumerate(zip(problem.codes, problem.scales, strict=True)):
             name = f"copy{index}"
             weight = self._weight(name, codes, scale, problem.group)
-            parameters.add(name, target.pack(name, linear, LayerSource(lambda w=weight: w, None, (name,))))
-            layers.append(ArchivedLayer(name, linear))
-        program, _ = compile_module(layer_program(layers), target.flags, cache=False)
-        device = open_device("cpu", problem.threads)
-        instance = rt.VmInstance()
-        self.keep: list[Any] = [device, instance]
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "weights.irpa"
-            digest = write_archive(path, parameters)
-            tensors = {t.key: ParameterTensor(t.bytes) for t in parameters.tensors}
-            size = path.stat().st_size
-            archive = ParameterArchive(SCOPE, path.name, digest, target.layout, size, ("cpu",), tensors)
-            loaded = load_archive(Path(folder), archive, "huge")
-        self.keep.append(loaded)
-        module = rt.VmModule.copy_buffer(instance, program)
-        provider = loaded.index.create_provider(scope=SCOPE)
-        modules = [
-            rt.create_hal_module(instance, device.hal),
-            rt.create_io_parameters_module(instance, provider),
-            module,
-        ]
-        self.context = rt.VmContext(instance, modules)
-        self.functions = [module.lookup_function(layer.function) for layer in layers]
-        self.device = device.hal
+            source = LayerSource(lambda w=weight: w, None, (name,))
+            made.append((name, linear, target.pack(name, linear, source)))
+        self.program = LoadedProgram(target, problem.threads, made)
+        self.copies = len(made)
 
     def _linear(self, target: CpuTarget, problem: Problem) -> Linear | Fp8Linear:
         if self.weights == "e4m3":
@@ -94,20 +65,14 @@ class Halfbyte:
         carrier = x
         if self.io == "bf16":
             carrier = torch.from_numpy(x).bfloat16().view(torch.uint16).numpy()
-        array = DeviceArray.from_numpy(self.device, carrier, self.io)
-        view = array.view
+        program = self.program
+        array = DeviceArray.from_numpy(program.device.hal, carrier, self.io)
         arguments = rt.VmVariantList(1)
-        arguments.push_ref(view)
-        self.keep.append((array, arguments))
-
-        def call(function: Any) -> Any:
-            results = rt.VmVariantList(1)
-            self.context.invoke(function, arguments, results)
-            return results
-
-        return [lambda f=function: call(f) for function in self.functions]
+        arguments.push_ref(array.view)
+        program.keep.append((array, arguments))
+        return [lambda i=index: program.invoke(i, arguments) for index in range(self.copies)]
 
     def result(self, returned: Any) -> np.ndarray[Any, Any]:
         view = returned.get_as_object(0, rt.HalBufferView)
-        raw = DeviceArray(self.device, view, self.io).numpy()
+        raw = DeviceArray(self.program.device.hal, view, self.io).numpy()
         return as_float32(raw, self.io)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from moe_twin import Experts, exponential, glu, moe, random_experts
-from numpy_twin import E4M3, Array, Weight, same_bits, same_by_row
+from moe_twin import exponential, glu, moe, random_experts
+from numpy_twin import E4M3, Array, same_bits, same_by_row
 from random_layers import random_activations
-from torch_bridge import array, nibbles, tensor
+from torch_bridge import array, moe_arguments, tensor
 
 from halfbyte.passes.ops import swiglu
 
@@ -19,30 +19,6 @@ CASES = {
     "oai": (random_experts(4, 3, 33, 24, (33, 8), "symmetric", "f32", True, glu="oai"), "none", 3, 3, "f32"),
     "w8": (random_experts(5, 2, 32, 24, (8, 24), "integer", "f32", bits=8), "int8", 3, 1, "f32"),
 }
-
-
-def stacked(weights: list[Weight], others: list[Weight] | None = None) -> list[torch.Tensor | None]:
-    """codes, scale, zero, minimum, bias of all experts, the outputs of ``others`` below theirs."""
-
-    def parts(weight: Weight) -> list[Array | None]:
-        codes = nibbles(weight.codes) if weight.bits == 4 else weight.codes
-        return [codes, weight.scale, weight.zero, weight.minimum, weight.bias]
-
-    rows = []
-    for index, weight in enumerate(weights):
-        row = parts(weight)
-        if others is not None:
-            more = parts(others[index])
-            row = [a if a is None else np.concatenate([a, b]) for a, b in zip(row, more, strict=True)]
-        rows.append(row)
-    return [tensor(None if column[0] is None else np.stack(column)) for column in zip(*rows, strict=True)]
-
-
-def arguments(experts: Experts, activations: str, digits: int) -> tuple[object, ...]:
-    """Of torch.ops.halfbyte.moe, after x, ids and weights."""
-    groups = (experts.gate[0].group_size, experts.down[0].group_size)
-    rest = (experts.gate[0].bits, *groups, activations, digits, experts.glu, experts.limit)
-    return (*stacked(experts.gate, experts.up), *stacked(experts.down), *rest)
 
 
 def operator(x: Array, ids: Array, weights: Array, *rest: object) -> Array:
@@ -57,7 +33,7 @@ def test_equals_the_twin(name: str, tokens: int) -> None:
     x = random_activations(tokens, tokens, experts.down[0].codes.shape[0], io)
     ids = random.integers(-1, count + 1, (tokens, 3))
     weights = random.random((tokens, 3)).astype(np.float32)
-    got = operator(x, ids, weights, *arguments(experts, activations, digits))
+    got = operator(x, ids, weights, *moe_arguments(experts, activations, digits))
     want = moe(x, ids, weights, experts, twin_digits)
     assert same_bits(got, want), same_by_row(got, want)
 
@@ -87,7 +63,7 @@ def test_the_exponential() -> None:
 def test_it_is_an_operator_of_graphs() -> None:
     experts, activations, digits, _, _ = CASES["int8"]
     x, ids, weights = torch.randn(4, 96), torch.tensor([[0, 1]] * 4), torch.rand(4, 2)
-    given = (x, ids, weights, *arguments(experts, activations, digits))
+    given = (x, ids, weights, *moe_arguments(experts, activations, digits))
     torch.library.opcheck(
         torch.ops.halfbyte.moe.default, given, test_utils=("test_schema", "test_faketensor")
     )

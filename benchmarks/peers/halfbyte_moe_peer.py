@@ -1,0 +1,65 @@
+"""halfbyte: ``halfbyte::moe`` after routing, experts in the runtime's own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import iree.runtime as rt
+import numpy as np
+import torch
+
+from halfbyte.lowering.kernels.generator import Glu
+from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
+from halfbyte.lowering.layout import Packing
+from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.passes.program import ExpertsSource, LayerSource
+from halfbyte.passes.scheme import Activations, Zero
+from halfbyte.passes.weight import QuantTensor
+from halfbyte.runtime.device_array import DeviceArray
+from peers.halfbyte_program import LoadedProgram
+from peers.moe_problem import Array, MoeProblem
+
+
+class HalfbyteMoe:
+    """float32 in and out; the intermediate is quantized like the input."""
+
+    def __init__(self, activations: str) -> None:
+        self.activations = Activations(activations)
+
+    def build(self, problem: MoeProblem) -> None:
+        target = CpuTarget.named(problem.cpu)
+        up = Packing(problem.inner, problem.hidden, problem.group)
+        down = Packing(problem.hidden, problem.inner, problem.group)
+        sides = (
+            ExpertLinear("up", up, "f16", Zero.SYMMETRIC, False),
+            ExpertLinear("down", down, "f16", Zero.SYMMETRIC, False),
+        )
+        counts = (problem.experts, problem.slots)
+        moe = Moe(target.isa, *counts, *sides, "f32", self.activations, 3, Glu("silu"), target.soft_f16)
+
+        def source(part: str) -> Callable[[int], LayerSource]:
+            def weight(expert: int) -> QuantTensor:
+                codes, scale = problem.weight(expert, part)
+                return QuantTensor(
+                    part, torch.from_numpy(codes), torch.from_numpy(scale).half(), problem.group
+                )
+
+            return lambda expert: LayerSource(lambda: weight(expert), None, (part,))
+
+        experts = ExpertsSource(problem.experts, source("gate"), source("up"), source("down"))
+        group = target.pack_experts("moe", moe, experts)
+        self.program = LoadedProgram(target, problem.threads, [("moe", moe, group)])
+
+    def call(self, x: Array, logits: Array, ids: Array, factors: Array) -> Callable[[], Any]:
+        program, arguments = self.program, rt.VmVariantList(3)
+        for value, dtype in ((x, "f32"), (ids, "i64"), (factors, "f32")):
+            array = DeviceArray.from_numpy(program.device.hal, np.ascontiguousarray(value), dtype)
+            program.keep.append(array)
+            arguments.push_ref(array.view)
+        program.keep.append(arguments)
+        return lambda: program.invoke(0, arguments)
+
+    def result(self, returned: Any) -> Array:
+        view = returned.get_as_object(0, rt.HalBufferView)
+        return np.asarray(DeviceArray(self.program.device.hal, view, "f32").numpy())
