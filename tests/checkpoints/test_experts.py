@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from independent_unpack import load_json, read_safetensors
 from made_checkpoints import float_tensors, llama_config, write_folder
+from made_experts import made_model, quantize, write_experts
 
 import halfbyte
 from halfbyte.checkpoints import build_model, expert_layers, open_checkpoint
@@ -152,6 +154,21 @@ def test_names_of_mixtral() -> None:
     )
     scales = names_in_file(["model.layers.0.mlp.experts.0.w1.input_scale"])
     assert scales("model.layers.1.mlp.experts.3.up_proj") == "model.layers.1.mlp.experts.3.up_proj"
+
+
+def test_routers_that_no_rule_spares_are_float(tmp_path: Path) -> None:
+    """Case 60: every Linear is a target and nothing is ignored, but the router is float in the file."""
+    made = made_model("qwen3_moe", decoder_sparse_step=1)
+    quantize(made, lambda name: "_proj" in name)
+    folder = write_experts(tmp_path, made)
+    config = json.loads((folder / "config.json").read_text())
+    for group in config["quantization_config"]["config_groups"].values():
+        group["targets"] = ["Linear"]
+    (folder / "config.json").write_text(json.dumps(config))
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.layers["model.layers.0.mlp.gate"].scheme is None
+    for name, codes in made.codes.items():
+        assert torch.equal(checkpoint.quantized(name).dequantize(), codes.dequantized())
 
 
 @pytest.mark.parametrize("experts", [0, -1, 2**40, 1.5, "8", True])
