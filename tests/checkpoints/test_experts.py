@@ -13,7 +13,8 @@ import pytest
 import torch
 from independent_unpack import load_json, read_safetensors
 from made_checkpoints import float_tensors, llama_config, write_folder
-from made_experts import made_model, quantize, write_experts
+from made_compressed_tensors import signed_layer
+from made_experts import Codes, made_model, quantize, write_experts
 
 import halfbyte
 from halfbyte.checkpoints import build_model, expert_layers, open_checkpoint
@@ -158,8 +159,13 @@ def test_names_of_mixtral() -> None:
 
 def test_routers_that_no_rule_spares_are_float(tmp_path: Path) -> None:
     """Case 60: every Linear is a target and nothing is ignored, but the router is float in the file."""
+
+    def draw(name: str, shape: tuple[int, int], seed: int) -> Codes:
+        codes, _, scales = signed_layer(shape, -(-shape[1] // 16), seed)
+        return Codes(codes, None, scales, 16)
+
     made = made_model("qwen3_moe", decoder_sparse_step=1)
-    quantize(made, lambda name: "_proj" in name)
+    quantize(made, lambda name: "_proj" in name, draw)
     folder = write_experts(tmp_path, made)
     config = json.loads((folder / "config.json").read_text())
     for group in config["quantization_config"]["config_groups"].values():
