@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import statistics
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,11 @@ def measure(seconds: float = 0.3) -> dict[str, Any]:
     config = rt.Config("local-sync")
     module = rt.VmModule.copy_buffer(config.vm_instance, program)
     hal = rt.create_hal_module(config.vm_instance, config.device)
-    index, memory = rt.ParameterIndex(), {size: HugePages(size << 20) for size in _SIZES}
+    index = rt.ParameterIndex()
+    memory = {size: mmap.mmap(-1, size << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for size in _SIZES}
     for size, block in memory.items():
-        block.array[:] = 1
-        index.add_buffer(str(size), block.array)
+        HugePages(block).array[:] = 1
+        index.add_buffer(str(size), block)
     io = rt.create_io_parameters_module(config.vm_instance, index.create_provider(scope="limits"))
     context = rt.VmContext(config.vm_instance, [hal, io, module])
 

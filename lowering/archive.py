@@ -1,5 +1,6 @@
-"""Writes IREE parameter archives (.irpa, format 0.0) tensor by tensor, so that memory holds one tensor at a time.
+"""Writes IREE parameter archives (.irpa, format 0.0) piece by piece, so that memory holds two at most.
 
+A piece is made while a thread hashes and writes the one before.
 IREE's own builder takes all buffers at once. The layout is that of iree/schemas/parameter_archive.h: a header,
 a table of entries, the names, and the storage, each tensor aligned to 64 bytes.
 """
@@ -8,11 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import torch
 
 from halfbyte.errors import CompilerError
 from halfbyte.lowering.layout import up
@@ -45,7 +49,7 @@ def write_archive(path: Path, parameters: Parameters, progress: Progress = lambd
     """Writes every tensor of ``parameters`` and returns the file's SHA-256.
 
     Args:
-        progress: called with the bytes written and the bytes of all tensors.
+        progress: called after every piece with the bytes made so far and the bytes of all tensors.
 
     Raises:
         CompilerError: a tensor has another size than was declared, or two have the same key.
@@ -56,28 +60,55 @@ def write_archive(path: Path, parameters: Parameters, progress: Progress = lambd
     for tensor in tensors:
         offsets.append(up(end, _ALIGNMENT))
         end = offsets[-1] + tensor.bytes
-    with path.open("wb") as raw:
+    with path.open("wb") as raw, _one_thread(), ThreadPoolExecutor(1, "halfbyte-archive") as beside:
         file = _Hashed(raw)
         storage = _write_tables(file, tensors, offsets, end)
         done, total = 0, sum(tensor.bytes for tensor in tensors)
         place = iter(offsets)
+        written: Future[None] | None = None
         for group in parameters.groups.values():
             made = group.make()
             for tensor in group.tensors:
-                file.pad_to(storage + next(place))
-                start, values = file.position, made[tensor.key]
+                start = at = storage + next(place)
+                values = made[tensor.key]
                 for piece in [values] if isinstance(values, np.ndarray) else values:
-                    file.write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
-                    progress(done + file.position - start, total)
-                if file.position - start != tensor.bytes:
-                    raise CompilerError(
-                        "a tensor has another size than declared",
-                        where=tensor.key,
-                        found=f"{file.position - start} bytes",
-                        accepted=f"{tensor.bytes} bytes for {tensor.type}",
-                    )
-                done += tensor.bytes
+                    data = np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+                    if written is not None:  # one piece at most waits, so that memory holds no third
+                        written.result()
+                    written = beside.submit(_write, file, at, data)
+                    at += data.nbytes
+                    done += data.nbytes
+                    progress(done, total)
+                _check_size(tensor, at - start)
+        if written is not None:
+            written.result()
         return file.hash.hexdigest()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch's threads meet after every small step, in loops that are slow where anything else has a core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check_size(tensor: TensorSpec, size: int) -> None:
+    if size != tensor.bytes:
+        raise CompilerError(
+            "a tensor has another size than declared",
+            where=tensor.key,
+            found=f"{size} bytes",
+            accepted=f"{tensor.bytes} bytes for {tensor.type}",
+        )
+
+
+def _write(file: _Hashed, position: int, data: np.ndarray) -> None:
+    file.pad_to(position)
+    file.write(data.data)
 
 
 def _check(tensors: list[TensorSpec]) -> None:

@@ -162,6 +162,8 @@ def join_weights(name: str, parts: Iterable[Weight], outputs: int) -> Weight:
     rows: dict[str, torch.Tensor] = {}
     filled = 0
     for part in parts:
+        if part.shape[0] == outputs:  # alone: nothing to copy
+            return _maker(name, part)(_tensors_by_row(part))
         for tensor, values in _tensors_by_row(part).items():
             if tensor not in rows:
                 rows[tensor] = values.new_empty((outputs, *values.shape[1:]))

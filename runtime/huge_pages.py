@@ -1,9 +1,10 @@
-"""Anonymous memory on 2 MiB pages (Linux transparent huge pages)."""
+"""Memory on 2 MiB pages (Linux transparent huge pages)."""
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,35 +12,43 @@ from typing import Any
 
 import numpy as np
 
-_HUGE = 2 << 20  # bytes; the page size of x86-64 and of aarch64 with 4 KiB base pages
-_MADV_HUGEPAGE = 14
+_MADV_HUGEPAGE, _MAP_FIXED, _MAP_NORESERVE = 14, 0x10, 0x4000
 _RESERVE = 256 << 20  # bytes of memory to leave to everybody else
 
 
 class HugePages:
-    """A block of memory, 2 MiB-aligned and advised to be huge pages before anything touched it.
+    """Memory advised to be huge pages before anything touched it, in the place of a mapping.
+
+    It has no memory of its own: whoever made the mapping unmaps it. For memory lent to IREE that must be IREE. Its
+    workers let go of it after the call that used it has returned, and do not hold the interpreter's lock: a
+    Python object that they release at that moment breaks the interpreter.
+
+    Args:
+        mapped: all of a private mapping that nobody reads or writes meanwhile. Pages that hold less than 2 MiB of it
+            stay small.
 
     Attributes:
-        array: uint8 [size], zero at first. It (and any view of it) keeps the memory alive.
+        array: uint8 of its size, zero at first, writable; valid as long as the mapping.
 
     Raises:
-        MemoryError: the system gives no such block.
+        MemoryError: the system gives no such memory; the mapping must not be used any more.
     """
 
-    def __init__(self, size: int) -> None:
-        # Whole pages, so that the tail is huge too. MAP_SHARED, Python's default, never becomes huge.
-        length = max(-(-size // _HUGE), 1) * _HUGE
-        try:
-            block = mmap.mmap(-1, length + _HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        except OSError as error:
-            raise MemoryError(f"no {length >> 20} MiB of address space: {error}") from None
-        whole: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(block, np.uint8)
-        start = -whole.ctypes.data % _HUGE
-        self._first = whole.ctypes.data + start
-        self._last = self._first + length
+    def __init__(self, mapped: memoryview | mmap.mmap) -> None:
+        mapping: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(mapped, np.uint8)
+        self._first, size = mapping.ctypes.data, mapping.size
+        self._last = self._first + size
+        # MAP_SHARED memory never becomes huge. Reserving swap space could fail when the old mapping is gone.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED | _MAP_NORESERVE
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        libc.mmap.restype = ctypes.c_void_p
+        if libc.mmap(self._first, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0) != self._first:
+            raise MemoryError(f"no {size >> 20} MiB of memory: {os.strerror(ctypes.get_errno())}")
         # Advice only: where it fails the pages are small, and huge_bytes tells.
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(self._first), ctypes.c_size_t(length), _MADV_HUGEPAGE)
-        self.array = whole[start : start + size]
+        libc.madvise(ctypes.c_void_p(self._first), ctypes.c_size_t(size), _MADV_HUGEPAGE)
+        memory = memoryview((ctypes.c_uint8 * size).from_address(self._first))
+        self.array: np.ndarray[Any, np.dtype[np.uint8]] = np.frombuffer(memory, np.uint8)
 
     def huge_bytes(self) -> int:
         """Returns how many bytes of the block the kernel backs with huge pages now."""

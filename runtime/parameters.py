@@ -93,20 +93,7 @@ def load_archive(
     """
     check_mode(mode)
     path = Path(folder) / archive.file
-    index = rt.ParameterIndex()
-    size = 0
-    try:
-        size = path.stat().st_size
-        index.load(str(path), format="irpa", mmap=True)
-    except FileNotFoundError:
-        raise CheckpointError("missing parameter archive", where=str(path)) from None
-    except IREE_ERRORS as error:
-        raise CheckpointError(
-            "unreadable parameter archive",
-            where=str(path),
-            found=f"{size} of {archive.bytes} bytes: {one_line(error)}",
-            advice="copy the bundle again",
-        ) from None
+    index, size = _map(path, archive.bytes)
     _check_tensors(path, index, archive.tensors)
     if size != archive.bytes:
         raise CheckpointError(
@@ -119,29 +106,44 @@ def load_archive(
     if checksum:
         _check_sum(path, archive.sha256)
     reason = obstacle(size) if mode == "huge" else ""
-    pages: HugePages | None = None
+    huge = 0
     if mode == "huge" and not reason:
         try:
-            pages = _read(path, size)
+            huge = _move(path, index)
         except MemoryError as error:
             reason = str(error)
-    if pages is None:
-        return LoadedArchive(index, archive.scope, Residence(archive.file, "mmap", size, 0, reason))
-    held = rt.ParameterIndex()
-    for key, entry in index.items():
-        if entry.is_file:
-            _, offset = entry.file_storage
-            held.add_buffer(key, pages.array[offset : offset + entry.length])
-        else:
-            held.add_splat(key, entry.splat_pattern, entry.length)
-    return LoadedArchive(
-        held, archive.scope, Residence(archive.file, "huge", size, min(pages.huge_bytes(), size))
-    )
+            index, _ = _map(path, archive.bytes)
+    mode = "mmap" if reason else mode
+    return LoadedArchive(index, archive.scope, Residence(archive.file, mode, size, huge, reason))
 
 
-def _read(path: Path, size: int) -> HugePages:
-    """The whole file, so that every tensor keeps the alignment it has there."""
-    pages = HugePages(size)
+def _map(path: Path, wanted: int) -> tuple[rt.ParameterIndex, int]:
+    """IREE's index of the mapped file, and the file's size."""
+    index = rt.ParameterIndex()
+    size = 0
+    try:
+        size = path.stat().st_size
+        index.load(str(path), format="irpa", mmap=True)
+    except FileNotFoundError:
+        raise CheckpointError("missing parameter archive", where=str(path)) from None
+    except IREE_ERRORS as error:
+        raise CheckpointError(
+            "unreadable parameter archive",
+            where=str(path),
+            found=f"{size} of {wanted} bytes: {one_line(error)}",
+            advice="copy the bundle again",
+        ) from None
+    return index, size
+
+
+def _move(path: Path, index: rt.ParameterIndex) -> int:
+    """Puts what is mapped onto huge pages, where it was mapped; returns how many bytes of it are on huge pages now."""
+    entry = next((entry for _, entry in index.items() if entry.is_file), None)
+    if entry is None:
+        return 0
+    handle, _ = entry.file_storage  # one for all
+    pages = HugePages(handle.host_allocation)
+    size = pages.array.size
     with path.open("rb", buffering=0) as file:
         done = 0
         while done < size:
@@ -149,7 +151,7 @@ def _read(path: Path, size: int) -> HugePages:
             if not count:
                 raise CheckpointError("parameter archive shrank while being read", where=str(path))
             done += count
-    return pages
+    return min(pages.huge_bytes(), size)
 
 
 def _check_sum(path: Path, wanted: str) -> None:

@@ -100,8 +100,8 @@ def test_sizes_must_be_those_declared(tmp_path: Path) -> None:
     ]
 
 
-def test_one_group_is_in_memory_at_a_time(tmp_path: Path) -> None:
-    """Every tensor is made when its turn comes, and only once; progress counts bytes."""
+def test_groups_are_made_in_turn(tmp_path: Path) -> None:
+    """Every tensor is made once, when the group before it is made; progress counts bytes."""
     made: list[str] = []
     seen: list[tuple[int, int]] = []
     many = Parameters()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import mmap
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,16 +64,29 @@ def test_splats_stay_splats(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(bool(huge_pages.obstacle(64 << 20)), reason=huge_pages.obstacle(64 << 20))
-def test_memory_is_aligned_zeroed_and_huge() -> None:
-    pages = HugePages(5 << 20)
-    assert pages.array.ctypes.data % (2 << 20) == 0
+def test_memory_is_zeroed_huge_and_where_the_mapping_was() -> None:
+    mapping = mmap.mmap(-1, 5 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping[:3] = b"old"
+    pages = HugePages(mapping)
     assert len(pages.array) == 5 << 20
     assert not pages.array.any()
     pages.array[:] = 1
+    assert mapping[:3] == b"\1\1\1"
     assert pages.huge_bytes() in range(0, (6 << 20) + 1, 2 << 20)
-    view = pages.array[:10]
-    del pages
-    assert view.sum() == 10  # a view keeps the memory
+    with pytest.raises(MemoryError):
+        HugePages(memoryview(mapping)[1:])  # no page begins there
+
+
+@pytest.mark.parametrize("mode", ["huge", "mmap"])
+def test_the_memory_is_no_object_of_the_interpreter(tmp_path: Path, mode: str) -> None:
+    """IREE's workers let go of it after a call has returned, without the interpreter's lock, and crash it then."""
+    count = 2000
+    archive = _archive(tmp_path / "a.irpa", {f"t{i}": np.full(64, 7, np.uint8) for i in range(count)})
+    load_archive(tmp_path, archive, mode)
+    before = sys.getallocatedblocks()
+    loaded = load_archive(tmp_path, archive, mode)
+    assert sys.getallocatedblocks() - before < count // 2
+    assert len(loaded.index) == count
 
 
 def test_maps_the_file_where_there_are_no_huge_pages(
