@@ -42,7 +42,7 @@ def archived_layers(
     out = []
     target = CpuTarget.named(choose_program(bundle.device, bundle.manifest).cpu or "host")
     dtype, options = bundle.manifest.model.dtype, report["options"]
-    experts, merged = report["experts"], report["merged"]
+    experts, merged = report.get("experts", {}), report["merged"]  # bundles of 0.1 know no experts
     for name in _names(bundle, experts):
         members = tuple(experts.get(name) or merged.get(name, [checkpoint.name_of(name)]))
         found = [checkpoint.layers.get(member) for member in members]
