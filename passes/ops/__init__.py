@@ -6,6 +6,7 @@ Importing this package registers them under ``torch.ops.halfbyte``.
 from halfbyte.passes.ops.cache_append import cache_append
 from halfbyte.passes.ops.digit_planes import digit_block, digit_planes
 from halfbyte.passes.ops.fp8_block_linear import fp8_block_linear
+from halfbyte.passes.ops.fp8_block_moe import fp8_block_moe
 from halfbyte.passes.ops.linear import linear
 from halfbyte.passes.ops.moe import moe
 from halfbyte.passes.ops.quantize_fp8 import quantize_fp8
@@ -16,6 +17,7 @@ __all__ = [
     "digit_block",
     "digit_planes",
     "fp8_block_linear",
+    "fp8_block_moe",
     "linear",
     "moe",
     "quantize_fp8",
