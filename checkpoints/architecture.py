@@ -18,6 +18,7 @@ from halfbyte.errors import CheckpointError
 
 SUPPORTED = (
     "llama",
+    "llama4_text",
     "qwen2",
     "qwen3",
     "mixtral",
@@ -35,6 +36,7 @@ SUPPORTED = (
 _LIMITS = {
     "hidden_size": 2**17,
     "intermediate_size": 2**20,
+    "intermediate_size_mlp": 2**20,
     "num_hidden_layers": 1024,
     "num_attention_heads": 2**12,
     "num_key_value_heads": 2**12,
@@ -44,7 +46,7 @@ _LIMITS = {
 }
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the others change with the length of the text
 _EAGER = ("gpt_oss",)  # attention that torch's own does not compute: it has sinks
-_OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
+_OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings", "intermediate_size_mlp")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _MOST_EXPERTS = 2**17  # in all layers: each has names of its own
 # What has no meaning here, or would make transformers look for code to run.

@@ -1,13 +1,14 @@
 """Layers of experts as files have them: one linear per expert and projection.
 
 transformers holds all experts of a block in two stacked parameters, ``gate_up_proj`` [E, 2I, H] (gate rows first) and
-``down_proj`` [E, H, I] (gpt-oss the other way round, see `ExpertsShape`), and the
-router as a bare weight. Files name each expert: ``experts.3.gate_proj``. Mixtral's
-say ``block_sparse_moe`` for ``mlp``, and w1, w3, w2 for gate, up, down, unless llmcompressor wrote them.
+``down_proj`` [E, H, I] (gpt-oss and Llama 4 the other way round, see `ExpertsShape`), and the router as a bare weight.
+Files name each expert: ``experts.3.gate_proj``. Mixtral's say ``block_sparse_moe`` for ``mlp``, and w1, w3, w2 for gate,
+up, down, unless llmcompressor wrote them.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ class ExpertsShape:
         transposed: ``gate_up_proj`` is [E, H, 2I] and ``down_proj`` [E, I, H], as in gpt-oss and Llama 4.
         interleaved: gate and up take turns, as in gpt-oss.
         bias: ``gate_up_proj_bias`` [E, 2I] and ``down_proj_bias`` [E, H] are there.
+        weighed: its only input is [E * T, H], the tokens once for each expert and weighed, as in Llama 4.
     """
 
     experts: int
@@ -39,6 +41,7 @@ class ExpertsShape:
     transposed: bool = False
     interleaved: bool = False
     bias: bool = False
+    weighed: bool = False
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> ExpertsShape | None:
@@ -52,7 +55,8 @@ class ExpertsShape:
             hidden, inner = inner, hidden
         interleaved = not getattr(module, "is_concatenated", True)
         bias = isinstance(getattr(module, "gate_up_proj_bias", None), torch.nn.Parameter)
-        return cls(experts, hidden, inner, transposed, interleaved, bias)
+        weighed = len(inspect.signature(module.forward).parameters) == 1
+        return cls(experts, hidden, inner, transposed, interleaved, bias, weighed)
 
     def linears(self, path: str) -> Iterator[tuple[str, tuple[int, int]]]:
         """Name and logical (N, K) of every linear that the module at ``path`` stands for."""

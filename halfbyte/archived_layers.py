@@ -121,6 +121,7 @@ def _experts_kernels(
 ) -> Moe | Fp8Moe:
     """The kernels that compute the experts of a block."""
     from halfbyte.checkpoints.expert_layers import quantized_experts
+    from halfbyte.checkpoints.experts import ExpertsShape
     from halfbyte.layer_activations import LayerActivations
     from halfbyte.lowering.kernels.fp8_moe import Fp8ExpertLinear, Fp8Moe
     from halfbyte.lowering.kernels.fp8_packing import Fp8Packing
@@ -137,7 +138,9 @@ def _experts_kernels(
         raise _unknown(name) from None
     activations, digits = LayerActivations.of(options).choose, 3 if dtype == "f32" else 2
     experts = quantized_experts(checkpoint, name, module, members, activations, digits)
-    (inner, hidden), slots = experts.shape, model.config.num_experts_per_tok
+    shape = ExpertsShape.of(module)
+    one_by_one = shape is not None and shape.weighed  # then every slot is a row of its own
+    (inner, hidden), slots = experts.shape, 1 if one_by_one else model.config.num_experts_per_tok
     glu, count = Glu(experts.scheme.glu, experts.scheme.limit), experts.experts
     up_shape, down_shape = (inner, hidden), (hidden, inner)
     if isinstance(experts, Fp8Experts):

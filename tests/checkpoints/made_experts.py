@@ -84,6 +84,23 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
         "attention_bias": True,
     },
+    "llama4_text": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 1,
+        "intermediate_size": 40,
+        "intermediate_size_mlp": 88,
+        "interleave_moe_layer_step": 2,
+        "no_rope_layers": [1, 0],
+        "attention_chunk_size": 4,
+        "floor_scale": 3,
+        "attn_scale": 0.3,
+    },
+    "llama4_text two experts per token": {
+        "num_local_experts": 6,
+        "intermediate_size": 40,
+        "interleave_moe_layer_step": 1,
+        "use_qk_norm": False,
+    },
     "gpt_oss": {
         "num_local_experts": 6,
         "attention_bias": True,
@@ -232,16 +249,19 @@ def _layer(made: Made, name: str, weight: torch.Tensor, quantizes: Any, draw: An
 
 
 def _experts(made: Made, path: str, module: Any, quantizes: Any, draw: Any) -> None:
-    """transformers: [E, 2I, H] and [E, H, I]; gpt-oss: [E, H, 2I], gate and up in turns, and [E, I, H]."""
+    """transformers: [E, 2I, H] and [E, H, I]; gpt-oss and Llama 4 transposed, gpt-oss with gate and up in turns."""
     oai = hasattr(module, "gate_up_proj_bias")
+    transposed = oai or "Llama4" in type(module).__name__
     for expert in range(module.down_proj.shape[0]):
         both, down = module.gate_up_proj[expert], module.down_proj[expert]
-        gate, up = (both.T[0::2], both.T[1::2]) if oai else both.chunk(2)
+        rows = both.T if transposed else both
+        gate, up = (rows[0::2], rows[1::2]) if oai else rows.chunk(2)
         gate = _layer(made, f"{path}.{expert}.gate_proj", gate, quantizes, draw)
         up = _layer(made, f"{path}.{expert}.up_proj", up, quantizes, draw)
-        wide = _layer(made, f"{path}.{expert}.down_proj", down.T if oai else down, quantizes, draw)
-        both.copy_(torch.stack([gate, up], 1).reshape(-1, gate.shape[1]).T if oai else torch.cat([gate, up]))
-        down.copy_(wide.T if oai else wide)
+        wide = _layer(made, f"{path}.{expert}.down_proj", down.T if transposed else down, quantizes, draw)
+        joined = torch.stack([gate, up], 1).reshape(-1, gate.shape[1]) if oai else torch.cat([gate, up])
+        both.copy_(joined.T if transposed else joined)
+        down.copy_(wide.T if transposed else wide)
         if oai:
             biases = module.gate_up_proj_bias[expert]
             made.tensors[f"{path}.{expert}.gate_proj.bias"] = biases[0::2].clone()
