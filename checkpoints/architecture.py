@@ -32,6 +32,9 @@ SUPPORTED = (
     "gpt_oss",
 )
 
+# Models of text and images of which the text part is compiled: its configuration is within theirs. What it may lack.
+_WITH_TEXT = ("llama4",)
+_SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")
 # The largest values that are still a model; beyond them a damaged configuration takes all memory or time.
 _LIMITS = {
     "hidden_size": 2**17,
@@ -113,6 +116,8 @@ def checked_config(raw: dict[str, Any], where: str) -> dict[str, Any]:
     Raises:
         CheckpointError: an unsupported ``model_type``, or a size that is missing, no integer or absurd.
     """
+    if raw.get("model_type") in _WITH_TEXT and isinstance(raw.get("text_config"), dict):
+        raw = {key: raw[key] for key in _SHARED if key in raw} | raw["text_config"]
     model_type = raw.get("model_type")
     if model_type not in SUPPORTED:
         raise CheckpointError(

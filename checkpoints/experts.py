@@ -2,8 +2,8 @@
 
 transformers holds all experts of a block in two stacked parameters, ``gate_up_proj`` [E, 2I, H] (gate rows first) and
 ``down_proj`` [E, H, I] (gpt-oss and Llama 4 the other way round, see `ExpertsShape`), and the router as a bare weight.
-Files name each expert: ``experts.3.gate_proj``. Mixtral's say ``block_sparse_moe`` for ``mlp``, and w1, w3, w2 for gate,
-up, down, unless llmcompressor wrote them.
+Files name each expert: ``experts.3.gate_proj``. Mixtral's say ``block_sparse_moe`` for ``mlp``, and w1, w3, w2 for
+gate, up, down, unless llmcompressor wrote them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import torch
 
 # w1, w3, w2 are what Mixtral calls them, and what some writers of w4afp8 call the scales of their inputs.
 OLDER_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+# Before the names of a text model that is part of one of text and images.
+TEXT_PART = "language_model."
 _STACKED = ("gate_up_proj", "down_proj")
 
 
@@ -101,8 +103,11 @@ def names_in_file(stored: Iterable[str]) -> Callable[[str], str]:
     leaves = any(".experts.0.w1." in name and not name.endswith(".input_scale") for name in found)
 
     routers = any(".router.layer." in name for name in found)  # Granite's
+    part = any(name.startswith(f"{TEXT_PART}model.") for name in found)
 
     def rename(name: str) -> str:
+        if part:
+            name = TEXT_PART + name
         if routers:
             name = re.sub(r"\.router(?=\.|$)", ".router.layer", name)
         if block:

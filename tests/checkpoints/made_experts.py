@@ -152,6 +152,8 @@ class Fp8Codes:
 
     @property
     def weights(self) -> dict[str, Any]:
+        if self.block == (1, self.bits.shape[1]):
+            return {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
         block = list(self.block)
         return {
             "num_bits": 8, "type": "float", "strategy": "block", "block_structure": block, "symmetric": True,

@@ -20,6 +20,7 @@ from made_experts import (
     write_experts,
     write_fp8_experts,
 )
+from safetensors.torch import load_file, save_file
 
 import halfbyte
 from halfbyte.check_layers import FP8_LIMIT
@@ -109,3 +110,39 @@ def test_beside_int4_in_one_block(tmp_path: Path, portable: str) -> None:
         )  # alike1, and gate and down of expert 5
     want, got = made.logits(TOKENS), all_logits(halfbyte.load(tmp_path / "none"), TOKENS)
     assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+
+
+def test_llama4_as_a_part_of_a_model_of_images(tmp_path: Path) -> None:
+    """As llmcompressor writes it: experts one by one, e4m3 per output, names and configuration of the whole model."""
+
+    def draw(name: str, shape: tuple[int, int], seed: int) -> Fp8Codes:
+        made = random_fp8(name, shape, seed)
+        scales = np.random.default_rng(seed).uniform(0.0005, 0.003, (shape[0], 1)).astype(np.float32)
+        return Fp8Codes(made.bits, scales, (1, shape[1]))
+
+    made = made_model("llama4_text two experts per token", seed=6)
+    quantize(made, lambda name: "_proj" in name and "self_attn" not in name, draw)
+    image = {"vision_model.patch.weight": torch.zeros(3, 2)}
+    said: Any = {"inputs": lambda _: FP8, "format": "float-quantized"}
+    folder = write_experts(tmp_path / "model", made, rename=lambda name: f"language_model.{name}", **said)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | image, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    quantization = config.pop("quantization_config")
+    whole = {"model_type": "llama4", "text_config": config, "vision_config": {}}
+    (folder / "config.json").write_text(json.dumps(whole | {"quantization_config": quantization}))
+    warnings = open_checkpoint(folder).warnings
+    assert len(warnings) == 1, warnings
+    [warning] = warnings
+    assert warning.startswith("only the text model is compiled") and "vision_model.patch.weight" in warning
+    out = tmp_path / "out"
+    halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=32, activations="none"))
+    bundle = halfbyte.load(out)
+    for prompt in (TOKENS, TOKENS[3:]):
+        want = made.logits(prompt)
+        assert np.abs(all_logits(bundle, prompt) - want).max() <= 1e-4 * np.abs(want).max()
+    assert {name for name, mode in modes(out).items() if mode == "WFP8A16"} == {
+        f"language_model.{name}" for name in made.codes
+    }
+    found = verify(out, folder, tokens=TOKENS)
+    assert found.failures == () and sum(check.name.endswith(".experts") for check in found.layers) == 2
