@@ -31,7 +31,7 @@ from halfbyte.lowering.imported_values import (
 )
 from halfbyte.lowering.importer import Imported
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
-from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, render
+from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, TopK, render
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
@@ -99,6 +99,7 @@ class _Splicer:
             "torch.halfbyte.fp8_block_moe": functools.partial(self._experts, fp8_block_moe_call),
             "torch.halfbyte.cache_append": self._cache_append,
             "torch.halfbyte.quantize_per_token": self._quantize_per_token,
+            "torch.halfbyte.topk": self._topk,
         }
         for op in operators(function):
             name = ir.StringAttr(op.attributes["name"]).value
@@ -321,6 +322,18 @@ class _Splicer:
         )
         types = [Shaped.of(result).type for result in op.results]
         replace(op, call(name, types, [builtin(x)]))
+
+    def _topk(self, entry: str, op: Any) -> None:
+        x, *settings = op.operands
+        (rows, width), taken, in_order = Shaped.of(x).shape, *map(constant, settings)
+        assert width is not None
+        kernel = TopK(width, taken, bool(in_order), Shaped.of(x).dtype)
+        self._use([kernel])
+        name = f"{kernel.symbol}_{'d' if rows is None else rows}"
+        self.helpers[name] = render(
+            "topk_rows.mlir.j2", name=name, kernel=kernel.symbol, M=rows, E=width, k=taken, io=kernel.io
+        )
+        replace(op, call(name, [Shaped.of(result).type for result in op.results], [builtin(x)]))
 
     def _use(self, kernels: Any) -> None:
         kernel: Kernel

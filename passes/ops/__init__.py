@@ -11,6 +11,7 @@ from halfbyte.passes.ops.linear import linear
 from halfbyte.passes.ops.moe import moe
 from halfbyte.passes.ops.quantize_fp8 import quantize_fp8
 from halfbyte.passes.ops.quantize_per_token import quantize_per_token
+from halfbyte.passes.ops.topk import topk
 
 __all__ = [
     "cache_append",
@@ -22,4 +23,5 @@ __all__ = [
     "moe",
     "quantize_fp8",
     "quantize_per_token",
+    "topk",
 ]
