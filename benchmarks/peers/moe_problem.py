@@ -79,6 +79,8 @@ MOE_PEERS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
     "halfbyte_fp8": ("halfbyte_moe_peer", "HalfbyteMoe", ("fp8",)),
     "ort": ("onnxruntime_moe_peer", "OnnxRuntimeMoe", (4,)),
     "ort_float": ("onnxruntime_moe_peer", "OnnxRuntimeMoe", (0,)),
+    "ggml": ("ggml_moe_peer", "GgmlMoe", ()),
+    "zentorch": ("zentorch_moe_peer", "ZentorchMoe", ()),
 }
 
 
