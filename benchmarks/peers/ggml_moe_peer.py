@@ -1,4 +1,4 @@
-"""ggml: the experts of a layer by ggml_mul_mat_id, Q4_0 weights in its repacked layout where it has one for this CPU."""
+"""ggml: the experts of a layer by ggml_mul_mat_id, with Q4_0 weights in its repacked layout where this CPU has one."""
 
 from __future__ import annotations
 
