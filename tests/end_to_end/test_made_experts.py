@@ -135,19 +135,23 @@ def test_experts_of_several_schemes(tmp_path: Path, portable: str) -> None:
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
 def test_equal_scores_choose_as_torch_does(tmp_path: Path, family: str) -> None:
-    """Rows of the router that are equal: of every three experts each gets the same score from every token."""
-    made = made_model(family, seed=7, **({"decoder_sparse_step": 1} if family == "qwen3_moe" else {}))
+    """Rows of the router that are equal: of every three experts each gets the same score; from 1 to 600 tokens."""
+    more = {"decoder_sparse_step": 1} if family == "qwen3_moe" else {}
+    made = made_model(family, seed=7, max_position_embeddings=1024, **more)
     with torch.no_grad():
         for name, value in [*made.model.named_parameters(), *made.model.named_buffers()]:
             if name.endswith(("mlp.gate.weight", "e_score_correction_bias")):
                 value.copy_(value[[0, 1, 0, 1, 0, 1]])
     quantize(made, quantizes)
     folder, out = write_experts(tmp_path / "model", made), tmp_path / "out"
-    halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=32))
+    halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=640))
     bundle = halfbyte.load(out)
-    for prompt in (TOKENS, TOKENS[5:]):
+    for tokens in (600, 1, 2, 97, 10):
+        prompt = np.random.default_rng(tokens).integers(0, 48, tokens).tolist()
         want = made.logits(prompt)
         assert np.abs(all_logits(bundle, prompt) - want).max() <= 1e-4 * np.abs(want).max()
+        last = Conversation(bundle).prefill(prompt)
+        assert np.abs(last - want[-1]).max() <= 1e-4 * np.abs(want).max()
     # The choice counts: other experts give other logits.
     with torch.no_grad():
         for name, value in made.model.named_parameters():
