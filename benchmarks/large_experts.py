@@ -90,7 +90,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--dtype", default="f32")
     parser.add_argument("--activations", default="int8")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
