@@ -9,6 +9,7 @@ import torch
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
 from halfbyte.lowering.decode_attention import grouped_queries
+from halfbyte.lowering.final_logits import final_logits
 from halfbyte.lowering.real_rotations import real_rotations
 
 
@@ -69,22 +70,15 @@ def _masks(
         return torch.where(seen, 0.0, least).to(config.dtype)[None, None] if eager else seen[None, None]
 
     seen = positions[None, :] <= queries[:, None]
-    if not getattr(config, "layer_types", None):
-        return mask(seen)
     window, chunk = (
         getattr(config, key, None) or 2**31 for key in ("sliding_window", "attention_chunk_size")
     )
     near = seen & (positions[None, :] > queries[:, None] - window)
+    if not getattr(config, "layer_types", None):
+        return mask(near)
     together = seen & (positions[None, :] // chunk == queries[:, None] // chunk)
     kinds = {"full_attention": seen, "sliding_attention": near, "chunked_attention": together}
-    return {kind: mask(kinds[kind]) for kind in dict.fromkeys(config.layer_types)}
-
-
-def _logits(parts: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """float32, of the only sequence; Granite's are divided by a number of its configuration."""
-    logits = parts.lm_head(hidden)
-    scaling = getattr(parts.config, "logits_scaling", None)
-    return (logits if scaling is None else logits / scaling)[0].float()
+    return {kind: mask(part) for kind, part in kinds.items()}
 
 
 class Forward(torch.nn.Module):
@@ -103,7 +97,7 @@ class Forward(torch.nn.Module):
             position_ids=places[None],
             use_cache=False,
         ).last_hidden_state
-        return _logits(self, hidden)
+        return final_logits(self, hidden)
 
 
 class Step(torch.nn.Module):
@@ -122,7 +116,7 @@ class Step(torch.nn.Module):
             cache=_ArgumentCache(list(caches), position),
             use_cache=True,
         ).last_hidden_state
-        return _logits(self, hidden[:, -1])
+        return final_logits(self, hidden[:, -1])
 
 
 def export_decoder(
