@@ -135,6 +135,7 @@ class _Watch:
 
 def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tuple[Program, _Facts]:
     from halfbyte.checkpoints import build_model, open_checkpoint
+    from halfbyte.checkpoints.quantized_head import with_head
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
     from halfbyte.passes.merge_linears import MergeLinears
     from halfbyte.passes.pipeline import run_passes
@@ -144,7 +145,7 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
 
     with watch("load"):
         activations = LayerActivations.of(vars(options))
-        checkpoint = open_checkpoint(path)
+        checkpoint = with_head(open_checkpoint(path), options.lm_head)
         activations.check_patterns(checkpoint.layers.values())
         report = Report(warnings=list(checkpoint.warnings))
         for layer in checkpoint.layers.values():
