@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from halfbyte.lowering.splice import Spliced
     from halfbyte.lowering.targets.cpu import CpuTarget
     from halfbyte.passes.program import Program
+    from halfbyte.passes.scheme import Zero
     from halfbyte.passes.weight import Weight
     from halfbyte.runtime.manifest import Manifest, Model, Tensor
 
@@ -210,6 +211,7 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
     """Says where every tensor of the graphs is read from when the archive is written."""
     from halfbyte.checkpoints.expert_layers import experts_source
     from halfbyte.checkpoints.model import float_parameter
+    from halfbyte.passes.fp8_experts import Fp8Experts
     from halfbyte.passes.fp8_linear import Fp8BlockLinear
     from halfbyte.passes.program import LayerSource, TensorSource
     from halfbyte.passes.quant_experts import QuantExperts
@@ -231,8 +233,10 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
         if isinstance(module, QuantLinear | Fp8BlockLinear):
             bias = None if module.bias is None else stored(f"{name}.bias")
             program.layers[name] = LayerSource(weight(name), bias, (checkpoint.name_of(name),))
-        elif isinstance(module, QuantExperts):
-            zeros = (module.scheme.up.zero, module.scheme.down.zero)
+        elif isinstance(module, QuantExperts | Fp8Experts):
+            zeros: tuple[Zero, ...] = ()
+            if isinstance(module, QuantExperts):
+                zeros = (module.scheme.up.zero, module.scheme.down.zero)
             program.experts[name] = experts_source(checkpoint, module.linears, *zeros)
             program.report.experts[name] = list(module.linears)
     first: dict[int, str] = {}

@@ -52,8 +52,8 @@ class _ArgumentCache:
             out.append(written.unsqueeze(0))
         return out[0], out[1]
 
-    def get_seq_length(self, *_: Any) -> int:
-        return 0
+    def get_seq_length(self, *_: Any) -> torch.Tensor:
+        return self.position  # Llama 4 scales queries by their positions
 
     def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
         return self.caches[0].shape[1], 0
@@ -70,11 +70,15 @@ def _masks(
         return torch.where(seen, 0.0, least).to(config.dtype)[None, None] if eager else seen[None, None]
 
     seen = positions[None, :] <= queries[:, None]
-    window = getattr(config, "sliding_window", None) or 2**31
+    window, chunk = (
+        getattr(config, key, None) or 2**31 for key in ("sliding_window", "attention_chunk_size")
+    )
     near = seen & (positions[None, :] > queries[:, None] - window)
     if not getattr(config, "layer_types", None):
         return mask(near)
-    return {"full_attention": mask(seen), "sliding_attention": mask(near)}
+    together = seen & (positions[None, :] // chunk == queries[:, None] // chunk)
+    kinds = {"full_attention": seen, "sliding_attention": near, "chunked_attention": together}
+    return {kind: mask(part) for kind, part in kinds.items()}
 
 
 class Forward(torch.nn.Module):

@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_experts import Codes, Made, made_model, quantize, random_codes, write_experts
+from made_experts import (
+    Codes,
+    Made,
+    made_model,
+    quantize,
+    random_codes,
+    random_fp8,
+    write_experts,
+    write_fp8_experts,
+)
 from safetensors.torch import load_file, save_file
 
 from halfbyte.checkpoints import load_float_model, open_checkpoint
@@ -111,3 +120,27 @@ def test_stacks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     save_file(good | {single: good[name][3, 96:].clone()}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="by itself and as part of a stacked one"):
         open_checkpoint(folder)
+
+
+def test_e4m3_stacks(tmp_path: Path) -> None:
+    """As transformers' FP8Experts hold them: scales of whole blocks of gate, then of up."""
+    made = made_model("qwen3_moe", decoder_sparse_step=1, moe_intermediate_size=64)
+    quantize(made, lambda name: ".experts." in name, random_fp8)
+    folder = write_fp8_experts(tmp_path, made, (32, 16))
+    names = stack(folder, "")
+    assert "model.layers.0.mlp.experts.gate_up_projweight_scale_inv" in names
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace("_projweight", "_proj"): value for name, value in tensors.items()}
+    assert renamed["model.layers.0.mlp.experts.gate_up_proj_scale_inv"].shape == (6, 4, 4)
+    save_file(renamed, folder / "model.safetensors")
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.warnings == []
+    for name, layer in made.codes.items():
+        torch.testing.assert_close(
+            checkpoint.quantized(name).dequantize(), layer.dequantized(), rtol=0, atol=0
+        )
+    renamed["model.layers.0.mlp.experts.gate_up_proj_scale_inv"] = torch.ones(6, 3, 4)  # one for gate and up
+    save_file(renamed, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="does not fit the model") as error:
+        open_checkpoint(folder)
+    assert "gate_up_proj_scale_inv" in str(error.value) and "[6, 3, 4]" in str(error.value)
