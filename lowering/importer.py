@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +12,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from halfbyte.errors import CompilerError, UnsupportedLayerError
+from halfbyte.lowering.decomposition import decomposed
 from halfbyte.passes.ops.topk import MOST_TAKEN, MOST_VALUES, TOPK_DTYPES
 
 _aten = torch.ops.aten
+WHOLE = (_aten.scaled_dot_product_attention.default,)
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -79,9 +80,10 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
 
 
 def decompositions() -> dict[Any, Any]:
-    """The core table, minus attention (which lowers whole), plus what torch-mlir has no lowering for."""
+    """The core table, minus attention (which torch-mlir takes whole), plus what torch-mlir has no lowering for."""
     table = torch.export.default_decompositions()
-    table.pop(_aten.scaled_dot_product_attention.default, None)
+    for operator in WHOLE:
+        table.pop(operator, None)
     extra = torch._decomp.get_decompositions(
         [_aten.squeeze.dims, _aten.index_copy, _aten.linspace.Tensor_Tensor]
     )
@@ -109,13 +111,9 @@ def import_entries(entries: Mapping[str, ExportedProgram]) -> Imported:
     values: dict[str, list[Any]] = {}
     results: dict[str, list[Any]] = {}
     names: dict[str, list[str]] = {}
+    table = decompositions()
     for name, entry in entries.items():
-        with warnings.catch_warnings():
-            # torch pickles its own tree specifications in a way it warns about.
-            warnings.filterwarnings(
-                "ignore", "`isinstance\\(treespec, LeafSpec\\)` is deprecated", FutureWarning
-            )
-            lowered = entry.run_decompositions(decompositions())
+        lowered = decomposed(entry, table, WHOLE)
         _drop_none_results(lowered)
         state[name], values[name], names[name] = _as_arguments(name, lowered)
         outputs = {node.name: node.meta.get("val") for node in lowered.graph.nodes}

@@ -220,7 +220,8 @@ class _Splicer:
         for member in source.members:
             self.kernels[member] = linear.label
         self._use(linear.kernels)
-        self.helpers[linear.symbol] = linear.text()
+        if linear.symbol not in self.helpers:
+            self.helpers[linear.symbol] = linear.text()
         wrapper = (
             f"{linear.symbol}_{'x'.join('d' if d is None else str(d) for d in shaped.shape[:-1]) or 'row'}"
         )
@@ -338,7 +339,8 @@ class _Splicer:
     def _use(self, kernels: Any) -> None:
         kernel: Kernel
         for kernel in kernels:
-            self.helpers.setdefault(kernel.symbol, kernel.text())
+            if kernel.symbol not in self.helpers:
+                self.helpers[kernel.symbol] = kernel.text()
 
     def _state_name(self, entry: str, value: Any) -> str:
         try:

@@ -1,0 +1,182 @@
+"""Decomposes exported graphs operator by operator, so that what a model repeats is traced once.
+
+``ExportedProgram.run_decompositions`` traces the whole graph anew, twice. Here every operator is traced alone, on
+shapes without data, and the nodes it consists of are kept for all others of the same operator, shapes, strides and
+settings: of thirty equal layers, one is traced.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+Table = Mapping[Any, Callable[..., Any]]
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_CHECKED = torch.ops.aten._assert_tensor_metadata.default  # holds for every tensor of an exported graph
+_KEPT_META = ("stack_trace", "nn_module_stack", "torch_fn")
+
+
+def decomposed(entry: ExportedProgram, table: Table, whole: Collection[Any]) -> ExportedProgram:
+    """A program of the operators that ``table`` does not decompose; the given one stays as it is.
+
+    Args:
+        entry: any exported program.
+        table: what operators consist of, ``torch.export.default_decompositions()`` or more.
+        whole: composite operators that the table lacks: tracing would take them apart nevertheless.
+
+    Programs that change tensors in place, check values, or hold graphs in graphs are traced whole.
+    """
+    try:
+        return _Decomposition(entry, table, whole).program()
+    except _TracedWhole:
+        with warnings.catch_warnings():
+            # torch pickles its own tree specifications in a way it warns about.
+            warnings.filterwarnings(
+                "ignore", "`isinstance\\(treespec, LeafSpec\\)` is deprecated", FutureWarning
+            )
+            return entry.run_decompositions(dict(table))
+
+
+class _TracedWhole(Exception):
+    """The program is not one of pure operators on tensors."""
+
+
+class _Decomposition:
+    def __init__(self, entry: ExportedProgram, table: Table, whole: Collection[Any]) -> None:
+        self._entry, self._table, self._whole = entry, dict(table), whole
+        self._graph = torch.fx.Graph()
+        self._made: dict[torch.fx.Node, Any] = {}
+        self._pieces: dict[Any, torch.fx.Graph] = {}
+        self._sizes: dict[str, torch.fx.Node] = {}
+
+    def program(self) -> ExportedProgram:
+        entry = self._entry
+        for node in entry.graph.nodes:
+            self._check(node)
+        mode = _fake_mode(entry.graph)
+        with mode, torch.no_grad():
+            for node in entry.graph.nodes:
+                self._made[node] = self._node(node)
+        self._graph.eliminate_dead_code()
+        signature = copy.deepcopy(entry.graph_signature)
+        for spec, result in zip(signature.output_specs, self._graph.output_node().args[0], strict=True):
+            if isinstance(result, torch.fx.Node):
+                spec.arg.name = result.name
+        return ExportedProgram(
+            entry.graph_module,
+            self._graph,
+            signature,
+            entry.state_dict,
+            entry.range_constraints,
+            [],
+            entry.example_inputs,
+            entry.constants,
+        )
+
+    def _check(self, node: torch.fx.Node) -> None:
+        value = node.meta.get("val")
+        if node.op in ("placeholder", "output"):
+            pure = True
+        elif node.target is _CHECKED:
+            pure = True
+        elif node.op != "call_function" or node.is_impure(impure_random=False):
+            pure = False
+        else:
+            pure = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
+            pure = pure or isinstance(value, _SYMBOLIC)
+        if not pure or free_unbacked_symbols(pytree.tree_leaves(value)):
+            raise _TracedWhole
+
+    def _node(self, node: torch.fx.Node) -> Any:
+        value = node.meta.get("val")
+        if node.target is _CHECKED:
+            return None
+        if node.target is operator.getitem and not isinstance(self._made[node.args[0]], torch.fx.Node):
+            of, index = node.args
+            return self._made[of][index]
+        if isinstance(value, _SYMBOLIC) and node.op == "call_function":
+            return self._size(node, self._made)
+        if isinstance(node.target, torch._ops.OpOverload) and node.target not in self._whole:
+            return self._inlined(node)
+        return self._graph.node_copy(node, lambda old: self._made[old])
+
+    def _size(self, node: torch.fx.Node, made: Mapping[torch.fx.Node, Any]) -> torch.fx.Node:
+        """One node for every size, wherever it is asked for."""
+        name = str(node.meta["val"].node.expr)
+        if name not in self._sizes:
+            self._sizes[name] = self._graph.node_copy(node, lambda old: made[old])
+        return self._sizes[name]
+
+    def _inlined(self, node: torch.fx.Node) -> Any:
+        leaves, spec = pytree.tree_flatten(
+            (
+                torch.fx.map_arg(node.args, lambda old: self._made[old]),
+                torch.fx.map_arg(node.kwargs, lambda old: self._made[old]),
+            )
+        )
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+        key = (node.target, str(spec), *map(_description, leaves))
+        piece = self._pieces.get(key)
+        if piece is None:
+            piece = self._pieces[key] = self._traced(node.target, leaves, spec)
+        places = iter(given)
+        made: dict[torch.fx.Node, Any] = {}
+        for part in piece.nodes:
+            if part.op == "placeholder":
+                made[part] = next(places)
+            elif part.op == "output":
+                return torch.fx.map_arg(part.args[0], lambda old: made[old])
+            elif part.op != "call_function":
+                raise _TracedWhole  # a tensor that the decomposition holds
+            elif isinstance(part.meta.get("val"), _SYMBOLIC):
+                made[part] = self._size(part, made)
+            else:
+                new = made[part] = self._graph.node_copy(part, lambda old: made[old])
+                new.meta |= {name: node.meta[name] for name in _KEPT_META if name in node.meta}
+        raise AssertionError("a graph without a result")
+
+    def _traced(self, target: Any, leaves: list[Any], spec: pytree.TreeSpec) -> torch.fx.Graph:
+        where = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.fx.Node)]
+
+        def call(*values: Any) -> Any:
+            filled = list(leaves)
+            for index, value in zip(where, values, strict=True):
+                filled[index] = value
+            args, kwargs = pytree.tree_unflatten(filled, spec)
+            return target(*args, **kwargs)
+
+        functional = dispatch_functionalize(call, FunctionalTensorMode())
+        values = [leaves[index].meta["val"] for index in where]
+        with enable_python_dispatcher():
+            return make_fx(functional, decomposition_table=self._table)(*values).graph
+
+
+def _description(leaf: Any) -> Any:
+    """What of an argument decides how an operator decomposes."""
+    if not isinstance(leaf, torch.fx.Node):
+        return type(leaf), str(leaf)
+    value = leaf.meta["val"]
+    if isinstance(value, torch.Tensor):
+        sizes = (tuple(map(str, part)) for part in (value.shape, value.stride()))
+        return value.dtype, value.device, *sizes, str(value.storage_offset())
+    return type(value), str(value)
+
+
+def _fake_mode(graph: torch.fx.Graph) -> FakeTensorMode:
+    for node in graph.nodes:
+        if isinstance(value := node.meta.get("val"), FakeTensor):
+            return value.fake_mode
+    raise _TracedWhole
