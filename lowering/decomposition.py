@@ -72,7 +72,8 @@ class _Decomposition:
                 self._made[node] = self._node(node)
         self._graph.eliminate_dead_code()
         signature = copy.deepcopy(entry.graph_signature)
-        for spec, result in zip(signature.output_specs, self._graph.output_node().args[0], strict=True):
+        results: Any = self._graph.output_node().args[0]
+        for spec, result in zip(signature.output_specs, results, strict=True):
             if isinstance(result, torch.fx.Node):
                 spec.arg.name = result.name
         return ExportedProgram(
@@ -81,33 +82,28 @@ class _Decomposition:
             signature,
             entry.state_dict,
             entry.range_constraints,
-            [],
+            copy.deepcopy(entry.module_call_graph[:1]),  # how the whole is called; its parts are no more
             entry.example_inputs,
             entry.constants,
         )
 
     def _check(self, node: torch.fx.Node) -> None:
         value = node.meta.get("val")
-        if node.op in ("placeholder", "output"):
-            pure = True
-        elif node.target is _CHECKED:
-            pure = True
-        elif node.op != "call_function" or node.is_impure(impure_random=False):
-            pure = False
-        else:
-            pure = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
-            pure = pure or isinstance(value, _SYMBOLIC)
+        pure = node.op in ("placeholder", "output") or node.target is _CHECKED
+        if node.op == "call_function" and not node.is_impure(impure_random=False):
+            operators = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
+            pure = operators or isinstance(value, _SYMBOLIC)
         if not pure or free_unbacked_symbols(pytree.tree_leaves(value)):
             raise _TracedWhole
 
     def _node(self, node: torch.fx.Node) -> Any:
-        value = node.meta.get("val")
         if node.target is _CHECKED:
             return None
-        if node.target is operator.getitem and not isinstance(self._made[node.args[0]], torch.fx.Node):
-            of, index = node.args
-            return self._made[of][index]
-        if isinstance(value, _SYMBOLIC) and node.op == "call_function":
+        if node.target is operator.getitem:
+            made, index = pytree.tree_map_only(torch.fx.Node, self._made.get, node.args)
+            if not isinstance(made, torch.fx.Node):
+                return made[index]
+        if node.op == "call_function" and isinstance(node.meta.get("val"), _SYMBOLIC):
             return self._size(node, self._made)
         if isinstance(node.target, torch._ops.OpOverload) and node.target not in self._whole:
             return self._inlined(node)

@@ -1,0 +1,107 @@
+"""Decomposing operator by operator: the same numbers, fewer traces, and what must be traced whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.export import Dim, ExportedProgram
+
+from halfbyte.lowering import decomposition
+from halfbyte.lowering.decomposition import decomposed
+from halfbyte.lowering.importer import WHOLE, decompositions
+
+LAYERS = 7
+COMPOSITES = {
+    "aten.silu.default",
+    "aten.linear.default",
+    "aten.to.dtype",
+    "aten.reshape.default",
+    "aten.topk.default",
+}
+
+
+class _Layers(torch.nn.Module):
+    """Equal layers of composite operators, several results, sizes that vary and are computed with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.linears = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(LAYERS))
+        self.norm = torch.nn.LayerNorm(32)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        count = x.shape[0]
+        for linear in self.linears:
+            heads = (
+                torch.nn.functional.silu(linear(x.to(torch.float32))).reshape(1, count, 4, 8).transpose(1, 2)
+            )
+            heads = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+            left, right = heads.transpose(1, 2).reshape(count, 32).chunk(2, -1)
+            x = self.norm(torch.cat([-right, left], -1) * scale + x)
+        values, places = torch.topk(x, 3, -1)
+        spread, mean = torch.var_mean(x, -1)
+        return x, values, places, spread + mean * (2 * count + 1), scale
+
+
+def exported(module: torch.nn.Module, *example: torch.Tensor) -> ExportedProgram:
+    sizes = ({0: Dim("T", min=2, max=64)}, *(None for _ in example[1:]))
+    return torch.export.export(module.eval(), example, dynamic_shapes=sizes, strict=False)
+
+
+def operators(program: ExportedProgram) -> list[str]:
+    return [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+
+
+def test_results_are_those_of_the_model_and_equal_layers_are_traced_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module, scale = _Layers(), torch.rand(32)
+    program = exported(module, torch.rand(5, 32), scale)
+    traced: list[Any] = []
+    usual = decomposition.make_fx
+    monkeypatch.setattr(decomposition, "make_fx", lambda *a, **k: traced.append(a) or usual(*a, **k))
+    lowered = decomposed(program, decompositions(), WHOLE)
+    found = operators(lowered)
+    assert not COMPOSITES & set(found)
+    assert found.count("aten.scaled_dot_product_attention.default") == LAYERS
+    assert 0 < len(traced) < 40 < len(found)
+    for count in (2, 5, 33):
+        x = torch.randn(count, 32)
+        for got, want in zip(lowered.module()(x, scale), module(x, scale), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_the_operators_are_torchs_own_decomposition() -> None:
+    program = exported(_Layers(), torch.rand(5, 32), torch.rand(32))
+    table = decompositions()
+    whole = [name for name in operators(program.run_decompositions(table)) if "_assert_tensor" not in name]
+    assert operators(decomposed(program, table, WHOLE)) == whole
+
+
+def test_the_given_program_stays_as_it_is() -> None:
+    program = exported(_Layers(), torch.rand(5, 32), torch.rand(32))
+    before = (str(program.graph), str(program.graph_signature))
+    decomposed(program, decompositions(), WHOLE)
+    assert (str(program.graph), str(program.graph_signature)) == before
+
+
+class _InPlace(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        half = y[:, :4]
+        half += 1  # seen in y
+        return y
+
+
+class _Constant(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
+
+
+@pytest.mark.parametrize("module", [_InPlace(), _Constant()])
+def test_views_that_are_written_to_and_constants(module: torch.nn.Module) -> None:
+    lowered = decomposed(exported(module, torch.rand(3, 8)), decompositions(), WHOLE)
+    x = torch.randn(6, 8)
+    assert torch.equal(lowered.module()(x), module(x))
