@@ -1,11 +1,12 @@
-"""The functions that stand for the attention operators of one shape in a program: kernels and how they are dispatched."""
+"""The attention operators of a program: the function that each becomes, and the kernels it dispatches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from halfbyte.lowering.imported_values import Shaped
+from halfbyte.lowering.imported_values import Shaped, constant, is_none
 from halfbyte.lowering.kernels.attention import Attention, AttentionShape, best_unit
 from halfbyte.lowering.kernels.generator import Kernel, render
 from halfbyte.lowering.kernels.kv_append import KvAppend, Rotation
@@ -14,98 +15,105 @@ from halfbyte.lowering.targets.cpu import CpuTarget
 
 @dataclass(frozen=True)
 class Called:
-    """A function to call.
+    """A call in place of an operator.
 
     Attributes:
-        symbol: its name.
-        text: its ``util.func``.
+        symbol: the function's name.
+        text: the function, a ``util.func``.
+        operands: what it is given, values of the torch dialect.
         results: types of what it gives.
         kernels: what it dispatches.
     """
 
     symbol: str
     text: str
+    operands: tuple[Any, ...]
     results: tuple[str, ...]
     kernels: tuple[Kernel, ...] = ()
 
 
-def attend(
-    target: CpuTarget,
-    q: Shaped,
-    keys: Shaped,
-    values: Shaped,
-    sinks: Shaped | None,
-    value_width: int,
-    scale: float,
-    window: int,
-    softcap: float,
-) -> Called:
-    """``halfbyte::attention``; operands q, keys, values, position, and sinks if there are any."""
-    (tokens, heads, width), (key_heads, blocks) = q.shape, keys.shape[:2]
+def _attention(target: CpuTarget, op: Any) -> Called:
+    q, keys, values, position, sinks, *settings = op.operands
+    operands = (q, keys, values, position, *([] if is_none(sinks) else [sinks]))
+    value_width, scale, window, softcap = map(constant, settings)
+    queries, cache = Shaped.of(q), Shaped.of(keys)
+    (tokens, heads, width), (key_heads, blocks) = queries.shape, cache.shape[:2]
     assert heads is not None and width is not None and key_heads is not None
-    shape = AttentionShape(heads // key_heads, width, value_width, scale, window, softcap, sinks is not None)
-    kernel = Attention(
-        best_unit(target.features), shape, q.dtype, q.dtype, keys.dtype, tokens == 1, target.soft_f16
-    )
-    out = Shaped((tokens, heads * value_width), q.dtype).type
+    shape = AttentionShape(heads // key_heads, width, value_width, scale, window, softcap, not is_none(sinks))
+    io = queries.dtype
+    kernel = Attention(best_unit(target.features), shape, io, io, cache.dtype, tokens == 1, target.soft_f16)
+    out = Shaped((tokens, heads * value_width), io).type
     symbol = f"{kernel.symbol}_h{heads}_{_count(tokens)}_{_count(blocks)}"
     text = render(
         "attention_tokens.mlir.j2",
         name=symbol,
         kernel=kernel.symbol,
-        q=q.type,
-        keys=keys.type,
-        values=values.type,
-        sinks=sinks.type if sinks is not None else "",
+        q=queries.type,
+        keys=cache.type,
+        values=Shaped.of(values).type,
+        sinks="" if is_none(sinks) else Shaped.of(sinks).type,
         out=out,
         Hkv=key_heads,
         T=tokens,
         B=blocks,
     )
-    return Called(symbol, text, (out,), (kernel,))
+    return Called(symbol, text, operands, (out,), (kernel,))
 
 
-def append(
+def _kv_append(target: CpuTarget, op: Any) -> Called:
+    k, v, keys, values, _ = op.operands
+    width = Shaped.of(k).shape[1]
+    return _append(target, k, v, keys, values, (width, None, {}), tuple(op.operands))
+
+
+def _rotate_append(target: CpuTarget, op: Any) -> Called:
+    q, k, v, cos, sin, interleaved, keys, values, position = op.operands
+    queries, table = Shaped.of(q), Shaped.of(cos)
+    pairs = table.shape[1]
+    assert pairs is not None
+    types = {"q": queries.type, "table": table.type, "q_out": Shaped(queries.shape, "f32").type}
+    turned = (queries.shape[1], Rotation(pairs, bool(constant(interleaved))), types)
+    return _append(target, k, v, keys, values, turned, (q, k, v, cos, sin, keys, values, position))
+
+
+def _append(
     target: CpuTarget,
-    new: Sequence[Shaped],
-    tables: Sequence[Shaped],
-    interleaved: bool,
-    keys: Shaped,
-    values: Shaped,
+    k: Any,
+    v: Any,
+    keys: Any,
+    values: Any,
+    turned: tuple[int | None, Rotation | None, dict[str, str]],
+    operands: tuple[Any, ...],
 ) -> Called:
-    """``halfbyte::rotate_append`` of new = q, k, v and tables = cos, sin; without these ``halfbyte::kv_append`` of k, v."""
-    *queries, k, v = new
-    (tokens, key_heads, width), value_width, blocks = k.shape, v.shape[2], keys.shape[1]
-    assert key_heads is not None and width is not None and value_width is not None
-    rotation, heads, given = None, key_heads, {}
-    if queries:
-        [q], pairs = queries, tables[0].shape[1]
-        assert pairs is not None and q.shape[1] is not None
-        rotation, heads = Rotation(pairs, interleaved), q.shape[1]
-        given = {"q": q.type, "table": tables[0].type, "q_out": Shaped(q.shape, "f32").type}
-    kernel = KvAppend(width, value_width, k.dtype, keys.dtype, rotation, target.soft_f16)
+    """``turned``: query heads, how they are turned, and the types that takes."""
+    new, value, cache = Shaped.of(k), Shaped.of(v), Shaped.of(keys)
+    heads, rotation, types = turned
+    (tokens, key_heads, width), value_width, blocks = new.shape, value.shape[2], cache.shape[1]
+    assert width is not None and value_width is not None
+    kernel = KvAppend(width, value_width, new.dtype, cache.dtype, rotation, target.soft_f16)
     symbol = f"{kernel.symbol}_h{heads}x{key_heads}_{_count(tokens)}_{_count(blocks)}"
+    caches = (cache.type, Shaped.of(values).type)
     text = render(
         "kv_append_tokens.mlir.j2",
         name=symbol,
         kernel=kernel.symbol,
         rotated=rotation is not None,
-        k=k.type,
-        v=v.type,
-        keys=keys.type,
-        values=values.type,
+        k=new.type,
+        v=value.type,
+        keys=caches[0],
+        values=caches[1],
         Hq=heads,
         Hkv=key_heads,
         T=tokens,
         B=blocks,
-        **given,
+        **types,
     )
-    rotated = (given["q_out"],) if queries else ()
-    return Called(symbol, text, (*rotated, keys.type, values.type), (kernel,))
+    rotated = (types["q_out"],) if rotation else ()
+    return Called(symbol, text, operands, (*rotated, *caches), (kernel,))
 
 
-def blank(k: Shaped, v: Shaped, keys: Shaped, values: Shaped) -> Called:
-    """``halfbyte::blank_caches``; operands k, v."""
+def _blank_caches(target: CpuTarget, op: Any) -> Called:
+    k, v, keys, values = (Shaped.of(value) for value in (*op.operands, *op.results))
     tokens, heads, width = k.shape
     symbol = f"halfbyte_blank_caches_{heads}x{width}x{v.shape[2]}_{_count(tokens)}_{k.dtype}"
     text = render(
@@ -117,8 +125,16 @@ def blank(k: Shaped, v: Shaped, keys: Shaped, values: Shaped) -> Called:
         values=values.type,
         B=keys.shape[1],
     )
-    return Called(symbol, text, (keys.type, values.type))
+    return Called(symbol, text, tuple(op.operands), (keys.type, values.type))
 
 
 def _count(size: int | None) -> str:
     return "d" if size is None else str(size)
+
+
+ATTENTION: Mapping[str, Callable[[CpuTarget, Any], Called]] = {
+    "torch.halfbyte.attention": _attention,
+    "torch.halfbyte.kv_append": _kv_append,
+    "torch.halfbyte.rotate_append": _rotate_append,
+    "torch.halfbyte.blank_caches": _blank_caches,
+}

@@ -23,7 +23,9 @@ class CacheShape:
 def cache_shapes(config: Any, max_context: int) -> list[CacheShape]:
     """The caches of a model in argument order: k0, v0, k1, v1, ..."""
     heads = config.num_key_value_heads
-    if getattr(config, "kv_lora_rank", None):  # latent attention: keys and values are made for every query head
+    if getattr(
+        config, "kv_lora_rank", None
+    ):  # latent attention: keys and values are made for every query head
         heads = config.num_attention_heads
         widths = (config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
     else:

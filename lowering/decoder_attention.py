@@ -65,7 +65,7 @@ class Attending:
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: torch.Tensor | None = None,
-        **_: Any,
+        **options: Any,
     ) -> tuple[torch.Tensor, None]:
         """An attention function of transformers: q, k, v are those of the new tokens, [1, heads, T, D]."""
         ops: Any = torch.ops.halfbyte
@@ -77,7 +77,7 @@ class Attending:
             keys, values = self._caches[2 * layer : 2 * layer + 2]
         turned = self._turned.get(id(key))
         if turned is not None and turned[0] is query:
-            _, _, q, k, cos, sin = turned
+            q, k, cos, sin = turned[2:]
             q, keys, values = ops.rotate_append(
                 _by_token(q), _by_token(k), v, cos, sin, False, keys, values, self._position
             )
@@ -123,7 +123,7 @@ def attending(
     """While a transformers model is called: its attention layers use the halfbyte operators."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    call, config = Attending(caches, position), model.config
+    call, config = Attending(caches, position), _config(model)
     usual, rotations = config._attn_implementation, _rotations(model)
     ALL_ATTENTION_FUNCTIONS[_NAME] = call.attend
     config._attn_implementation = _NAME
@@ -140,9 +140,12 @@ def attending(
 
 def _rotations(model: torch.nn.Module) -> dict[Any, int]:
     """Python modules of the model whose rotation is followed."""
-    kind: Any = model.config
-    angles = _ANGLES.get(kind.model_type)
+    angles = _ANGLES.get(_config(model).model_type)
     return {} if angles is None else {sys.modules[type(model).__module__]: angles}
+
+
+def _config(model: torch.nn.Module) -> Any:
+    return model.config
 
 
 def _by_token(x: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from iree.compiler import ir
 
 from halfbyte.errors import CompilerError
-from halfbyte.lowering.attention_calls import Called, append, attend, blank
+from halfbyte.lowering.attention_calls import ATTENTION
 from halfbyte.lowering.imported_values import (
     Shaped,
     builtin,
@@ -98,10 +98,7 @@ class _Splicer:
             "torch.halfbyte.fp8_block_linear": self._fp8_block_linear,
             "torch.halfbyte.moe": self._moe,
             "torch.halfbyte.cache_append": self._cache_append,
-            "torch.halfbyte.attention": self._attention,
-            "torch.halfbyte.kv_append": self._kv_append,
-            "torch.halfbyte.rotate_append": self._rotate_append,
-            "torch.halfbyte.blank_caches": self._blank_caches,
+            **dict.fromkeys(ATTENTION, self._attention),
             "torch.halfbyte.quantize_per_token": self._quantize_per_token,
         }
         for op in operators(function):
@@ -320,31 +317,10 @@ class _Splicer:
         replace(op, [out])
 
     def _attention(self, entry: str, op: Any) -> None:
-        q, keys, values, position, sinks, *settings = op.operands
-        given = [q, keys, values, position, *([] if is_none(sinks) else [sinks])]
-        shapes = [None if is_none(value) else Shaped.of(value) for value in (q, keys, values, sinks)]
-        self._call(op, attend(self.target, *shapes, *map(constant, settings)), given)
-
-    def _kv_append(self, entry: str, op: Any) -> None:
-        k, v, keys, values, position = op.operands
-        called = append(self.target, [Shaped.of(k), Shaped.of(v)], [], False, Shaped.of(keys), Shaped.of(values))
-        self._call(op, called, [k, v, keys, values, position])
-
-    def _rotate_append(self, entry: str, op: Any) -> None:
-        q, k, v, cos, sin, interleaved, keys, values, position = op.operands
-        new, tables, caches = ([Shaped.of(x) for x in part] for part in ((q, k, v), (cos, sin), (keys, values)))
-        called = append(self.target, new, tables, bool(constant(interleaved)), *caches)
-        self._call(op, called, [q, k, v, cos, sin, keys, values, position])
-
-    def _blank_caches(self, entry: str, op: Any) -> None:
-        shapes = [Shaped.of(value) for value in (*op.operands, *op.results)]
-        self._call(op, blank(*shapes), list(op.operands))
-
-    def _call(self, op: Any, called: Called, operands: list[Any]) -> None:
-        """A call of a function in place of the operator."""
+        called = ATTENTION[ir.StringAttr(op.attributes["name"]).value](self.target, op)
         self._use(called.kernels)
         self.helpers.setdefault(called.symbol, called.text)
-        replace(op, call(called.symbol, list(called.results), [builtin(value) for value in operands]))
+        replace(op, call(called.symbol, list(called.results), [builtin(value) for value in called.operands]))
 
     def _quantize_per_token(self, entry: str, op: Any) -> None:
         [x] = op.operands

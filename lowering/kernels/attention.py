@@ -18,8 +18,8 @@ _POWERS = (
     0.009675541892647743,
     0.0013275800738483667,
 )
-_ROW_BYTES = 48 << 10
-TILES=100
+# Queries, sums and statistics of a workgroup's rows; with the scores they fit a stack of 64 KiB.
+_BLOCK_BYTES = 48 << 10
 _LOG2E = math.log2(math.e)
 
 
@@ -48,8 +48,8 @@ class VectorUnit:
     scalef: bool = False
 
 
-AVX512 = VectorUnit("avx512", frozenset({"avx512f"}), 16, 4, 2, 4, scalef=True)
-AVX2 = VectorUnit("avx2", frozenset({"avx2", "fma"}), 8, 2, 2, 4)
+AVX512 = VectorUnit("avx512", frozenset({"avx512f"}), 16, 4, 2, 6, scalef=True)
+AVX2 = VectorUnit("avx2", frozenset({"avx2", "fma"}), 8, 2, 2, 6)
 NEON = VectorUnit("neon", frozenset({"neon"}), 4, 4, 4, 4)
 PLAIN = VectorUnit("plain", frozenset(), 4, 2, 2, 4, fused=False)
 UNITS = (AVX512, AVX2, NEON, PLAIN)
@@ -139,8 +139,9 @@ class Attention:
             for start in range(0, shape.padded, 64)
             for width in [min(64, shape.padded - start)]
         ]
-        tiles = 1 if self.one_token else max(1, _ROW_BYTES // (4 * (shape.key_width + shape.padded + 3 * unit.lanes)) // self.rows)
-        tiles=min(tiles,TILES)
+        row_bytes = 4 * (shape.key_width + shape.padded + 3 * unit.lanes)
+        most = max(1, _BLOCK_BYTES // row_bytes // self.rows)
+        tiles = min(most, -(-shape.group // self.rows)) if self.one_token else most
         step = next(step for step in (4, 2, 1) if shape.key_width % step == 0)
         constants = {*range(5), *range(self.rows), *range(0, 65, unit.lanes), 64}
         return render(
@@ -151,7 +152,6 @@ class Attention:
             D=shape.key_width,
             Dv=shape.value_width,
             Dv16=shape.padded,
-            planes_width=shape.padded,
             planes=planes,
             window=shape.window,
             softcap=shape.softcap,
@@ -164,7 +164,7 @@ class Attention:
             cache=self.cache,
             soft_f16=self.soft_f16,
             rows=self.rows,
-            tiles=tiles,
+            row_block=self.rows * tiles,
             step=step,
             constants=sorted(constants),
             power_bits=[struct.unpack("<I", struct.pack("<f", value))[0] for value in _POWERS],

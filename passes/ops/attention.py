@@ -27,9 +27,9 @@ def attention(
     """softmax(q k^T * scale) v of every token and head over the positions up to the token's own.
 
     The softmax is torch's `scaled_dot_product_attention` with a causal mask, in float32; query head h reads key head
-    h // (Hq / Hkv). ``softcap`` bounds scores as Gemma 2 does: softcap * tanh(score / softcap). ``sinks`` are gpt-oss's: a
-    score per head that takes part in the softmax and has no value. Positions that a token does not see, and what lies
-    behind the last, have no influence whatever they hold. A row equals the same token computed alone.
+    h // (Hq / Hkv). ``softcap`` bounds scores as Gemma 2 does: softcap * tanh(score / softcap). ``sinks`` are those of
+    gpt-oss: a score per head that takes part in the softmax and has no value. Positions that a token does not see, and
+    what lies behind the last, have no influence whatever they hold. A row equals the same token computed alone.
 
     This reference computes in float64 and rounds once; compiled programs are within 4e-6 of the largest value.
 
@@ -63,9 +63,11 @@ def attention(
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(heads, tokens, 1)], -1)
     weights = torch.softmax(scores, -1)[..., :seen]
     # Not a product: 0 times what is no number would be no number.
-    out = torch.stack(
-        [weights[:, t][:, visible[t]].unsqueeze(1) @ v[:, visible[t]] for t in range(tokens)], 1
-    ) if tokens else v.new_zeros(heads, 0, 1, value_width)
+    out = (
+        torch.stack([weights[:, t][:, visible[t]].unsqueeze(1) @ v[:, visible[t]] for t in range(tokens)], 1)
+        if tokens
+        else v.new_zeros(heads, 0, 1, value_width)
+    )
     return out.squeeze(2).transpose(0, 1).reshape(tokens, heads * value_width).to(q.dtype)
 
 

@@ -1,8 +1,8 @@
 """How the key and value caches of an attention lie in memory, so that a kernel reads whole lines and nothing is moved.
 
 Positions come in blocks of 64. Keys lie ``[heads, blocks, D, 64]``: a line holds one input of 64 positions. Values lie
-``[heads, blocks, 64 * P]``, P = Dv rounded up to a multiple of 16: within a block one plane of up to 64 columns after the
-other, ``[64, columns]`` each. What lies behind the last position, and the columns that fill up P, may be anything.
+``[heads, blocks, 64 * P]``, P = Dv rounded up to a multiple of 16: within a block one plane of up to 64 columns after
+the other, ``[64, columns]`` each. What lies behind the last position, and the columns that fill up P, may be anything.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _Pair = tuple[torch.Tensor, torch.Tensor]
 def kv_append(
     k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, position: torch.Tensor
 ) -> _Pair:
-    """The caches with new rows at ``position``. Functional here; a compiled program writes the caller's buffers in place.
+    """The caches with new rows at ``position``. Functional here; a compiled program writes the caller's buffers.
 
     Everything downstream must read the results and never the caches again: then nothing is copied. Rows that would
     fall behind the end are dropped.
