@@ -20,6 +20,8 @@ _POWERS = (
 )
 # Queries, sums and statistics of a workgroup's rows; with the scores they fit a stack of 64 KiB.
 _BLOCK_BYTES = 48 << 10
+# Lines that one token fetches ahead of use: it waits for memory, where many tokens use each line often.
+_AHEAD = 12
 _LOG2E = math.log2(math.e)
 
 
@@ -166,6 +168,7 @@ class Attention:
             rows=self.rows,
             row_block=self.rows * tiles,
             step=step,
+            ahead=_AHEAD if self.one_token else 0,
             constants=sorted(constants),
             power_bits=[struct.unpack("<I", struct.pack("<f", value))[0] for value in _POWERS],
         )
