@@ -163,10 +163,10 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
         )
         context = _context(model.config, options)
     with watch("export"):
-        program = Program(export_decoder(model, context), empty=True, report=report)
+        program = Program(export_decoder(model, context, options.kv_cache), empty=True, report=report)
         _sources(program, model, checkpoint)
         run_passes(program, [MergeLinears()])
-    caches = tuple(Tensor(c.name, c.shape, "f32") for c in cache_shapes(model.config, context))
+    caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model.config, context))
     return program, _Facts(_model(checkpoint.config, model.config, context, options), caches, checkpoint)
 
 

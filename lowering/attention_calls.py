@@ -113,9 +113,9 @@ def _append(
 
 
 def _blank_caches(target: CpuTarget, op: Any) -> Called:
-    k, v, keys, values = (Shaped.of(value) for value in (*op.operands, *op.results))
+    k, v, keys, values = (Shaped.of(value) for value in (*list(op.operands)[:2], *op.results))
     tokens, heads, width = k.shape
-    symbol = f"halfbyte_blank_caches_{heads}x{width}x{v.shape[2]}_{_count(tokens)}_{k.dtype}"
+    symbol = f"halfbyte_blank_caches_{heads}x{width}x{v.shape[2]}_{_count(tokens)}_{k.dtype}_{keys.dtype}"
     text = render(
         "blank_caches.mlir.j2",
         name=symbol,
@@ -125,7 +125,7 @@ def _blank_caches(target: CpuTarget, op: Any) -> Called:
         values=values.type,
         B=keys.shape[1],
     )
-    return Called(symbol, text, tuple(op.operands), (keys.type, values.type))
+    return Called(symbol, text, tuple(op.operands)[:2], (keys.type, values.type))
 
 
 def _count(size: int | None) -> str:

@@ -10,6 +10,7 @@ import torch
 from halfbyte.lowering.decoder_attention import attending
 from halfbyte.lowering.real_rotations import real_rotations
 from halfbyte.passes.ops.attention_caches import key_cache_shape, value_cache_shape
+from halfbyte.passes.ops.kv_append import KINDS
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,15 @@ def _logits(parts: Any, hidden: torch.Tensor) -> torch.Tensor:
 class Forward(torch.nn.Module):
     """tokens int64 [T] -> logits float32 [T, vocabulary]; keeps no state."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, kind: str) -> None:
         super().__init__()
+        self.kind = kind
         # The parts keep the model's own names for them, so parameters are called what the checkpoint calls them.
         self.config, self.model, self.lm_head = model.config, model.model, model.lm_head
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         places = torch.arange(tokens.shape[0])
-        with attending(self.model, None, torch.zeros(1, dtype=torch.int64)):
+        with attending(self.model, self.kind, torch.zeros(1, dtype=torch.int64)):
             hidden = self.model(
                 input_ids=tokens[None],
                 attention_mask=_any_mask(self.config),
@@ -93,15 +95,18 @@ class Step(torch.nn.Module):
         return _logits(self, hidden[:, -1])
 
 
-def export_decoder(model: Any, max_context: int) -> dict[str, torch.export.ExportedProgram]:
+def export_decoder(
+    model: Any, max_context: int, kind: str = "f32"
+) -> dict[str, torch.export.ExportedProgram]:
     """Exports ``forward``, ``prefill`` (any number of tokens from 2) and ``decode`` (one token).
 
     Args:
         model: a transformers causal language model; its weights may be empty, only shapes matter.
         max_context: positions of the caches.
+        kind: dtype of the caches, ``f32``, ``f16`` or ``bf16``; `forward` rounds keys and values to it too.
     """
     shapes = cache_shapes(model.config, max_context)
-    caches = tuple(torch.empty(cache.shape) for cache in shapes)
+    caches = tuple(torch.empty(cache.shape, dtype=KINDS[kind]) for cache in shapes)
     position = torch.zeros(1, dtype=torch.int64)
     # Two is the least a symbolic length can be; one token has a program of its own, whose shapes are static.
     length = torch.export.Dim("T", min=2, max=max_context)
@@ -111,7 +116,7 @@ def export_decoder(model: Any, max_context: int) -> dict[str, torch.export.Expor
         step = Step(model)
         programs = {
             "forward": torch.export.export(
-                Forward(model), (some,), dynamic_shapes={"tokens": {0: length}}, strict=False
+                Forward(model, kind), (some,), dynamic_shapes={"tokens": {0: length}}, strict=False
             ),
             "prefill": torch.export.export(
                 step, (some, position, *caches), dynamic_shapes=({0: length}, None, still), strict=False

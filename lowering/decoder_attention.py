@@ -34,11 +34,11 @@ class Attending:
     It is their cache too, which hands on what is new: the caches are read and written by `attend` alone.
 
     Args:
-        caches: k0, v0, k1, v1, ...; None for a call that keeps nothing.
+        caches: k0, v0, k1, v1, ...; for a call that keeps nothing, what it rounds keys and values to.
         position: int64 [1], of the first token.
     """
 
-    def __init__(self, caches: list[torch.Tensor] | None, position: torch.Tensor) -> None:
+    def __init__(self, caches: list[torch.Tensor] | str, position: torch.Tensor) -> None:
         self._caches, self._position = caches, position
         self._turned: dict[int, tuple[torch.Tensor, ...]] = {}
         self.is_compileable = True
@@ -70,8 +70,8 @@ class Attending:
         """An attention function of transformers: q, k, v are those of the new tokens, [1, heads, T, D]."""
         ops: Any = torch.ops.halfbyte
         k, v = _by_token(key), _by_token(value)
-        if self._caches is None:
-            keys, values = ops.blank_caches(k, v)
+        if isinstance(self._caches, str):
+            keys, values = ops.blank_caches(k, v, self._caches)
         else:
             layer: Any = module.layer_idx
             keys, values = self._caches[2 * layer : 2 * layer + 2]
@@ -118,7 +118,7 @@ class Attending:
 
 @contextlib.contextmanager
 def attending(
-    model: torch.nn.Module, caches: list[torch.Tensor] | None, position: torch.Tensor
+    model: torch.nn.Module, caches: list[torch.Tensor] | str, position: torch.Tensor
 ) -> Iterator[Attending]:
     """While a transformers model is called: its attention layers use the halfbyte operators."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -21,8 +21,10 @@ LIBRARY.define(
     "rotate_append(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, bool interleaved, Tensor keys, Tensor values, "
     "Tensor position) -> (Tensor, Tensor, Tensor)"
 )
-LIBRARY.define("blank_caches(Tensor k, Tensor v) -> (Tensor, Tensor)")
+LIBRARY.define("blank_caches(Tensor k, Tensor v, str kind) -> (Tensor, Tensor)")
 
+# What a cache may be of.
+KINDS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -93,12 +95,13 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: b
     return torch.cat([out, rest], -1)
 
 
-def blank_caches(k: torch.Tensor, v: torch.Tensor) -> _Pair:
-    """float32 caches with room for the rows of ``k`` [T, Hkv, D] and ``v`` [T, Hkv, Dv]; they may hold anything.
+def blank_caches(k: torch.Tensor, v: torch.Tensor, kind: str) -> _Pair:
+    """Caches of ``kind`` (f32, f16 or bf16) for the rows of ``k`` [T, Hkv, D] and ``v`` [T, Hkv, Dv], holding anything.
 
     They have a block or two more than needed: a size that may be 1 would be fixed by torch.export.
     """
-    return tuple(torch.full_like(cache, float("nan")) for cache in _blank_caches_fake(k, v))  # type: ignore[return-value]
+    keys, values = (torch.full_like(cache, float("nan")) for cache in _blank_caches_fake(k, v, kind))
+    return keys, values
 
 
 def _check(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
@@ -134,11 +137,12 @@ def _rotate_append_fake(
     return torch.empty_like(q, dtype=torch.float32), torch.empty_like(keys), torch.empty_like(values)
 
 
-def _blank_caches_fake(k: torch.Tensor, v: torch.Tensor) -> _Pair:
+def _blank_caches_fake(k: torch.Tensor, v: torch.Tensor, kind: str) -> _Pair:
+    torch._check(kind in KINDS, lambda: f"caches must be of {', '.join(KINDS)}, not {kind!r}")
     count = k.shape[0] // BLOCK + 2
     return (
-        k.new_empty((k.shape[1], count, k.shape[2], BLOCK), dtype=torch.float32),
-        v.new_empty((v.shape[1], count, BLOCK * padded_width(v.shape[2])), dtype=torch.float32),
+        k.new_empty((k.shape[1], count, k.shape[2], BLOCK), dtype=KINDS[kind]),
+        v.new_empty((v.shape[1], count, BLOCK * padded_width(v.shape[2])), dtype=KINDS[kind]),
     )
 
 

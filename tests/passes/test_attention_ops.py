@@ -112,5 +112,6 @@ def test_the_operators_agree_with_their_shapes() -> None:
     angles = (normal(1, 2, 4), normal(2, 2, 4))
     check(ops.rotate_append.default, (rows, rows, rows, *angles, False, keys, values, at), test_utils=CHECKS)
     check(ops.attention.default, (rows, keys, values, at, None, 8, 1.0, 0, 0.0), test_utils=CHECKS)
-    blank = ops.blank_caches(rows, rows)
+    blank = ops.blank_caches(rows, rows, "bf16")
     assert [cache.shape[1] for cache in blank] == [2, 2] and blank[0].shape == (1, 2, 8, 64)
+    assert all(cache.dtype is torch.bfloat16 and cache.isnan().all() for cache in blank)
