@@ -135,6 +135,7 @@ class _Watch:
 def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tuple[Program, _Facts]:
     from halfbyte.checkpoints import build_model, open_checkpoint
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
+    from halfbyte.passes.find_attention import DONE
     from halfbyte.passes.merge_linears import MergeLinears
     from halfbyte.passes.pipeline import run_passes
     from halfbyte.passes.program import Program
@@ -166,6 +167,8 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
         program = Program(export_decoder(model, context, options.kv_cache), empty=True, report=report)
         _sources(program, model, checkpoint)
         run_passes(program, [MergeLinears()])
+        for number in range(model.config.num_hidden_layers):
+            report.attention[f"model.layers.{number}.self_attn"] = f"{DONE}, caches in {options.kv_cache}"
     caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model.config, context))
     return program, _Facts(_model(checkpoint.config, model.config, context, options), caches, checkpoint)
 
