@@ -18,13 +18,42 @@ from halfbyte.errors import CheckpointError
 
 SUPPORTED = (
     "llama",
+    "mistral",
+    "ministral",
     "qwen2",
     "qwen3",
+    "phi",
+    "phi3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "olmo",
+    "olmo2",
+    "olmo3",
+    "smollm3",
+    "glm",
+    "glm4",
+    "granite",
+    "cohere",
+    "cohere2",
+    "stablelm",
+    "starcoder2",
+    "nemotron",
+    "seed_oss",
+    "ernie4_5",
+    "helium",
+    "exaone4",
+    "hunyuan_v1_dense",
+    "arcee",
+    "apertus",
     "mixtral",
     "olmoe",
     "qwen2_moe",
     "qwen3_moe",
     "granitemoe",
+    "granitemoeshared",
+    "ernie4_5_moe",
+    "minimax_m2",
     "glm4_moe",
     "deepseek_v2",
     "deepseek_v3",
@@ -43,7 +72,7 @@ _LIMITS = {
     "max_position_embeddings": 2**30,
 }
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the others change with the length of the text
-_EAGER = ("gpt_oss",)  # attention that torch's own does not compute: it has sinks
+_EAGER = ("gpt_oss", "gemma2")  # attention that torch's own does not compute: with sinks or bent scores
 _OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _MOST_EXPERTS = 2**17  # in all layers: each has names of its own

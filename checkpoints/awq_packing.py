@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from halfbyte.checkpoints.words import fields, words_for
+from halfbyte.passes.words import fields, words_for
 
 # Output 8c + j stands in field _FIELD[j] of word c.
 _FIELD = (0, 4, 1, 5, 2, 6, 3, 7)

@@ -25,9 +25,9 @@ from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.scale_blocks import ScaleBlocks, settle_blocks
 from halfbyte.checkpoints.stored_layer import StoredLayer
 from halfbyte.checkpoints.unreadable_layer import UnreadableLayer
-from halfbyte.checkpoints.words import fields, words_for
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.scheme import Activations
+from halfbyte.passes.words import fields, words_for
 
 _STRATEGIES = ("tensor", "channel", "group", "block")
 # The formats whose name says where codes are.

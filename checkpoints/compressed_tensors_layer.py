@@ -16,9 +16,9 @@ from halfbyte.checkpoints.layer_tensors import read_scales
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.scale_blocks import ScaleBlocks
 from halfbyte.checkpoints.signed_codes import unsigned_codes
-from halfbyte.checkpoints.words import fields, words_for
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.weight import scales_by_row
+from halfbyte.passes.words import CodeWords, fields, words_for
 
 PARTS = (
     "weight_packed",
@@ -66,11 +66,9 @@ class CompressedTensorsLayer(IntegerLayer):
     def _by_row(self, values: torch.Tensor) -> torch.Tensor:
         return scales_by_row(values, self.shape[0], self.blocks.outputs).contiguous()
 
-    def _codes(self, tensors: SafetensorsFolder) -> torch.Tensor:
+    def _codes(self, tensors: SafetensorsFolder) -> torch.Tensor | CodeWords:
         if self.packed:
-            return fields(tensors.read(f"{self.name}.weight_packed"), self.bits)[
-                :, : self.shape[1]
-            ].contiguous()
+            return CodeWords(tensors.read(f"{self.name}.weight_packed"), self.shape[1], self.bits)
         return unsigned_codes(f"{self.name}.weight", self.bits, tensors)
 
 

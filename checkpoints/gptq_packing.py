@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from halfbyte.checkpoints.words import fields, words_for
+from halfbyte.passes.words import CodeWords, fields, words_for
 
 # Version 1 stores z - 1 in every field; its writers subtract from whole words, so a field that held 0 borrows
 # from the one above it. Adding to the whole word, modulo 2^32, undoes exactly that.
@@ -39,8 +39,8 @@ class GptqPacking:
     def codes_shape(self, shape: tuple[int, int], bits: int) -> tuple[int, int]:
         return words_for(shape[1], bits), shape[0]
 
-    def codes(self, qweight: torch.Tensor, shape: tuple[int, int], bits: int) -> torch.Tensor:
-        return fields(qweight.t().contiguous(), bits)[:, : shape[1]]
+    def codes(self, qweight: torch.Tensor, shape: tuple[int, int], bits: int) -> CodeWords:
+        return CodeWords(qweight.t(), shape[1], bits)
 
     def zeros(self, qzeros: torch.Tensor, outputs: int, bits: int) -> torch.Tensor:
         words = qzeros

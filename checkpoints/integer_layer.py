@@ -13,6 +13,7 @@ from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.stored_layer import StoredLayer
 from halfbyte.passes.scheme import WeightScheme, Zero
 from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.words import CodeWords, loose
 
 READABLE_BITS = (4, 8)
 _ROWS = 1024  # dequantized at a time, so that a large head needs little more memory than its result
@@ -22,12 +23,12 @@ class Codes(NamedTuple):
     """The numbers of a weight, inputs as stored: ``W[n, k] = (codes - zeros[n, g(k)]) * scales[n, g(k)]``.
 
     Attributes:
-        codes: uint8 [N, K].
+        codes: uint8 [N, K], or words of them.
         zeros: uint8 [N, G].
         scales: float [N, G].
     """
 
-    codes: torch.Tensor
+    codes: torch.Tensor | CodeWords
     zeros: torch.Tensor
     scales: torch.Tensor
 
@@ -87,13 +88,13 @@ class IntegerLayer(StoredLayer):
         codes, zeros, scales = self.read(tensors)
         order = self.permutation(tensors)
         if order is not None:
-            codes = codes[:, order]
+            codes = loose(codes)[:, order]
         zero = None if self.symmetric else zeros
         return QuantTensor(self.name, codes, scales, self.group_size, zero, permutation=order, bits=self.bits)
 
     def dequantized(self, tensors: SafetensorsFolder) -> torch.Tensor:
-        codes, zeros, scales = self.read(tensors)
-        group = self._input_groups(tensors)
+        stored, zeros, scales = self.read(tensors)
+        codes, group = loose(stored), self._input_groups(tensors)
         weight = torch.empty(codes.shape, dtype=torch.float32)
         for start in range(0, len(codes), _ROWS):
             rows = slice(start, start + _ROWS)

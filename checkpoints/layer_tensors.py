@@ -9,7 +9,8 @@ from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.weight import FLOAT_DTYPES
 
-SCALE_DTYPES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
+# How scales are stored -> how they are kept: powers of two, which have no arithmetic of their own, as floats.
+SCALE_DTYPES = {dtype: name for name, dtype in FLOAT_DTYPES.items()} | {torch.float8_e8m0fnu: "f32"}
 
 
 def require(name: str, tensors: SafetensorsFolder, *parts: str) -> None:
@@ -41,12 +42,14 @@ def check(
 
 
 def read_scales(key: str, tensors: SafetensorsFolder) -> torch.Tensor:
-    """The tensor of scales `key`.
+    """The tensor of scales `key`, f16, bf16 or f32.
 
     Raises:
         CheckpointError: some are NaN or infinite.
     """
     scales = tensors.read(key)
+    if scales.dtype == torch.float8_e8m0fnu:
+        scales = scales.float()
     bad = int((~torch.isfinite(scales)).sum())
     if bad:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -180,5 +181,23 @@ def _fill_buffers(checkpoint: Checkpoint, model: Any) -> None:
             for key, name in stored.items():
                 value = checkpoint.float_tensor(name).to(getattr(module, key).dtype)
                 module.register_buffer(key, value.contiguous().clone())
-        else:
+        elif "config" in inspect.signature(type(module)).parameters:
             _replace(model, path, type(module)(config=model.config))
+        else:
+            _initialize(model, path, module, own)
+
+
+def _initialize(model: Any, path: str, module: torch.nn.Module, buffers: list[str]) -> None:
+    """Has transformers fill buffers as it does for models that it loads, such as the scale of Gemma's embedding."""
+    for key in buffers:
+        module.register_buffer(
+            key, torch.full_like(getattr(module, key), torch.nan, device="cpu"), persistent=False
+        )
+    model._init_weights(module)
+    for key in buffers:
+        if bool(getattr(module, key).isnan().any()):
+            raise CheckpointError(
+                "a buffer of this model is neither stored nor computed",
+                where=f"{path}.{key}",
+                accepted="checkpoints of the supported model types",
+            )

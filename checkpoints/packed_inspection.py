@@ -13,8 +13,8 @@ from halfbyte.checkpoints.packed_layer import PackedLayer
 from halfbyte.checkpoints.packing import Packing
 from halfbyte.checkpoints.safetensors_file import StoredTensor
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
-from halfbyte.checkpoints.words import words_for
 from halfbyte.errors import CheckpointError
+from halfbyte.passes.words import words_for
 
 
 def inspect_layer(

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from halfbyte.passes.words import CodeWords
+
 
 class Packing(Protocol):
     """A layout of the tensors ``qweight`` and ``qzeros``.
@@ -33,8 +35,8 @@ class Packing(Protocol):
         """Shape of ``qweight`` for the layer's (N, K)."""
         ...
 
-    def codes(self, qweight: torch.Tensor, shape: tuple[int, int], bits: int) -> torch.Tensor:
-        """``qweight`` int32 -> uint8 [N, K]."""
+    def codes(self, qweight: torch.Tensor, shape: tuple[int, int], bits: int) -> torch.Tensor | CodeWords:
+        """``qweight`` int32 -> uint8 [N, K], or words where they lie along the inputs."""
         ...
 
     def zeros(self, qzeros: torch.Tensor, outputs: int, bits: int) -> torch.Tensor:

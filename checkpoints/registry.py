@@ -19,6 +19,7 @@ from halfbyte.checkpoints.gptq import open_gptq
 from halfbyte.checkpoints.hqq import CODES as HQQ_CODES
 from halfbyte.checkpoints.hqq import open_hqq
 from halfbyte.checkpoints.model_folder import ModelFolder, open_folder
+from halfbyte.checkpoints.modelopt import open_modelopt
 from halfbyte.checkpoints.safetensors_folder import holds_weights
 from halfbyte.checkpoints.torchao import open_torchao
 from halfbyte.checkpoints.w4afp8 import open_w4afp8
@@ -32,13 +33,13 @@ READERS: dict[str, Callable[[ModelFolder], Checkpoint]] = {
     **dict.fromkeys(AUTO_ROUND, open_auto_round),
     "compressed-tensors": open_compressed_tensors,
     "fp8": open_fp8,
+    "modelopt": open_modelopt,
     "torchao": open_torchao,
     "w4afp8": open_w4afp8,
 }
 # Methods that exist but that no reader here understands yet.
 _NOT_YET = (
     "bitsandbytes",
-    "modelopt",
     "mxfp4",
 )
 

@@ -24,7 +24,7 @@ from halfbyte.checkpoints.quantized_folder import QuantizedFolder, open_quantize
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.stored_layer import StoredLayer
 from halfbyte.passes.scheme import Activations
-from halfbyte.passes.weight import unpack_nibbles
+from halfbyte.passes.words import CodeWords
 
 _SIGNS = 0x88  # two's complement nibbles and those with 8 added differ in the highest bit of each
 
@@ -51,7 +51,8 @@ class W4afp8Layer(IntegerLayer):
         octets = tensors.read(f"{self.name}.weight").view(torch.uint8) ^ _SIGNS
         scales = read_scales(f"{self.name}.weight_scale_inv", tensors)
         zeros = torch.full(scales.shape, 8, dtype=torch.uint8)
-        return Codes(unpack_nibbles(octets, self.shape[1]), zeros, scales)
+        words = torch.nn.functional.pad(octets, (0, -octets.shape[1] % 4)).view(torch.int32)
+        return Codes(CodeWords(words, self.shape[1], 4), zeros, scales)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from halfbyte.rewrite_model import rewrite
     from halfbyte.runtime import load
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 __all__ = ["CompileOptions", "Compiled", "HalfbyteError", "Progress", "compile", "inspect", "load", "rewrite"]
 
 _HOMES = {

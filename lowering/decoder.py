@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
-from halfbyte.lowering.decoder_attention import attending
+from halfbyte.lowering.decoder_attention import attending, modeling
+from halfbyte.lowering.final_logits import final_logits
 from halfbyte.lowering.real_rotations import real_rotations
+from halfbyte.lowering.rotations import known_rotations
 from halfbyte.passes.ops.attention_caches import key_cache_shape, value_cache_shape
 from halfbyte.passes.ops.kv_append import KINDS
 
@@ -24,9 +26,7 @@ class CacheShape:
 def cache_shapes(config: Any, max_context: int) -> list[CacheShape]:
     """The caches of a model in argument order: k0, v0, k1, v1, ..."""
     heads = config.num_key_value_heads
-    if getattr(
-        config, "kv_lora_rank", None
-    ):  # latent attention: keys and values are made for every query head
+    if getattr(config, "kv_lora_rank", None):  # latent attention: keys and values for every query head
         heads = config.num_attention_heads
         widths = (config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
     else:
@@ -37,21 +37,6 @@ def cache_shapes(config: Any, max_context: int) -> list[CacheShape]:
         for layer in range(config.num_hidden_layers)
         for kind, shape, width in zip("kv", (key_cache_shape, value_cache_shape), widths, strict=True)
     ]
-
-
-def _any_mask(config: Any) -> torch.Tensor | dict[str, torch.Tensor]:
-    """A mask that nobody reads, so that transformers makes none: attention knows itself what a token sees."""
-    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-    if not getattr(config, "layer_types", None):
-        return mask
-    return {"full_attention": mask, "sliding_attention": mask}
-
-
-def _logits(parts: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """float32, of the only sequence; Granite's are divided by a number of its configuration."""
-    logits = parts.lm_head(hidden)
-    scaling = getattr(parts.config, "logits_scaling", None)
-    return (logits if scaling is None else logits / scaling)[0].float()
 
 
 class Forward(torch.nn.Module):
@@ -65,14 +50,14 @@ class Forward(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         places = torch.arange(tokens.shape[0])
-        with attending(self.model, self.kind, torch.zeros(1, dtype=torch.int64)):
+        with attending(self.model, self.kind, torch.zeros(1, dtype=torch.int64)) as call:
             hidden = self.model(
                 input_ids=tokens[None],
-                attention_mask=_any_mask(self.config),
+                attention_mask=call.masks,
                 position_ids=places[None],
                 use_cache=False,
             ).last_hidden_state
-        return _logits(self, hidden)
+        return final_logits(self, hidden)
 
 
 class Step(torch.nn.Module):
@@ -87,12 +72,12 @@ class Step(torch.nn.Module):
         with attending(self.model, list(caches), position) as call:
             hidden = self.model(
                 input_ids=tokens[None],
-                attention_mask=_any_mask(self.config),
+                attention_mask=call.masks,
                 position_ids=places[None],
                 cache=call,
                 use_cache=True,
             ).last_hidden_state
-        return _logits(self, hidden[:, -1])
+        return final_logits(self, hidden[:, -1])
 
 
 def export_decoder(
@@ -113,6 +98,7 @@ def export_decoder(
     some = torch.zeros(min(5, max_context), dtype=torch.int64)
     still: tuple[None, ...] = (None,) * len(caches)
     with torch.no_grad(), real_rotations():
+        known_rotations(modeling(model.model))  # tried on numbers now: there are none while a graph is traced
         step = Step(model)
         programs = {
             "forward": torch.export.export(

@@ -11,21 +11,10 @@ from typing import Any
 import torch
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
+from halfbyte.errors import UnsupportedLayerError
+from halfbyte.lowering.rotations import Form, known_rotations
 
 _NAME = "halfbyte"
-# Families whose rotary tables are taken apart: how often an angle is in them.
-_ANGLES = {
-    "llama": 2,
-    "qwen2": 2,
-    "qwen3": 2,
-    "mixtral": 2,
-    "olmoe": 2,
-    "qwen2_moe": 2,
-    "qwen3_moe": 2,
-    "granitemoe": 2,
-    "glm4_moe": 2,
-    "gpt_oss": 1,
-}
 
 
 class Attending:
@@ -36,11 +25,20 @@ class Attending:
     Args:
         caches: k0, v0, k1, v1, ...; for a call that keeps nothing, what it rounds keys and values to.
         position: int64 [1], of the first token.
+        config: of the model.
+
+    Attributes:
+        masks: what the model is to be called with. Nobody reads them: which one a layer is given says what it sees.
     """
 
-    def __init__(self, caches: list[torch.Tensor] | str, position: torch.Tensor) -> None:
+    def __init__(self, caches: list[torch.Tensor] | str, position: torch.Tensor, config: Any) -> None:
         self._caches, self._position = caches, position
-        self._turned: dict[int, tuple[torch.Tensor, ...]] = {}
+        window = getattr(config, "sliding_window", None) or 0
+        everything, near = (torch.ones(1, 1, 1, 1, dtype=torch.bool) for _ in range(2))
+        self._windows = {id(everything): 0, id(near): window}
+        by_kind = {"full_attention": everything, "sliding_attention": near}
+        self.masks = by_kind if getattr(config, "layer_types", None) else near
+        self._turned: dict[int, tuple[Any, ...]] = {}
         self.is_compileable = True
 
     def update(
@@ -62,13 +60,19 @@ class Attending:
         value: torch.Tensor,
         attention_mask: Any,
         scaling: float | None = None,
-        sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: torch.Tensor | None = None,
         **options: Any,
     ) -> tuple[torch.Tensor, None]:
         """An attention function of transformers: q, k, v are those of the new tokens, [1, heads, T, D]."""
         ops: Any = torch.ops.halfbyte
+        if id(attention_mask) not in self._windows:
+            raise UnsupportedLayerError(
+                "an attention layer makes a mask of its own",
+                where=f"{type(module).__name__} {module.layer_idx}",
+                found=str(getattr(attention_mask, "shape", attention_mask)),
+                accepted="the mask that the model was called with",
+            )
         k, v = _by_token(key), _by_token(value)
         if isinstance(self._caches, str):
             keys, values = ops.blank_caches(k, v, self._caches)
@@ -77,9 +81,9 @@ class Attending:
             keys, values = self._caches[2 * layer : 2 * layer + 2]
         turned = self._turned.get(id(key))
         if turned is not None and turned[0] is query:
-            q, k, cos, sin = turned[2:]
+            _, _, q, k, cos, sin, interleaved = turned
             q, keys, values = ops.rotate_append(
-                _by_token(q), _by_token(k), v, cos, sin, False, keys, values, self._position
+                _by_token(q), _by_token(k), v, cos, sin, interleaved, keys, values, self._position
             )
         else:
             q = _by_token(query)
@@ -93,7 +97,7 @@ class Attending:
             None if s_aux is None else s_aux.float(),
             width,
             float(q.shape[2] ** -0.5 if scaling is None else scaling),
-            sliding_window or 0,
+            self._windows[id(attention_mask)],
             softcap or 0.0,
         )
         return out.to(query.dtype).reshape(1, q.shape[0], q.shape[1], width), None
@@ -101,7 +105,7 @@ class Attending:
     def turn(
         self,
         usual: Callable[..., tuple[torch.Tensor, torch.Tensor]],
-        angles: int,
+        forms: dict[bool, Form],
         q: torch.Tensor,
         k: torch.Tensor,
         cos: torch.Tensor,
@@ -111,8 +115,10 @@ class Attending:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """transformers' rotation, remembered: if its very results arrive at `attend`, what went in is used instead."""
         out = usual(q, k, cos, sin, *more, **options)
-        tables = [table[0, :, : table.shape[-1] // angles].float() for table in (cos, sin)]
-        self._turned[id(out[1])] = (*out, q, k, *tables)
+        for partial, form in forms.items():
+            tables = [form.angles(table[0].float()) for table in (cos, sin)]
+            if partial == (2 * tables[0].shape[-1] < q.shape[-1]) and not more and not options:
+                self._turned[id(out[1])] = (*out, q, k, *tables, form.interleaved)
         return out
 
 
@@ -123,29 +129,26 @@ def attending(
     """While a transformers model is called: its attention layers use the halfbyte operators."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    call, config = Attending(caches, position), _config(model)
-    usual, rotations = config._attn_implementation, _rotations(model)
+    config: Any = model.config
+    call, usual, module = Attending(caches, position, config), config._attn_implementation, modeling(model)
+    forms = known_rotations(module)
     ALL_ATTENTION_FUNCTIONS[_NAME] = call.attend
     config._attn_implementation = _NAME
-    for module, angles in rotations.items():
-        module.apply_rotary_pos_emb = functools.partial(call.turn, module.apply_rotary_pos_emb, angles)
+    rotation: Any = getattr(module, "apply_rotary_pos_emb", None)
+    if forms:
+        module.apply_rotary_pos_emb = functools.partial(call.turn, rotation, forms)
     try:
         yield call
     finally:
-        for module in rotations:
-            module.apply_rotary_pos_emb = module.apply_rotary_pos_emb.args[0]
+        if forms:
+            module.apply_rotary_pos_emb = rotation
         config._attn_implementation = usual
         del ALL_ATTENTION_FUNCTIONS[_NAME]
 
 
-def _rotations(model: torch.nn.Module) -> dict[Any, int]:
-    """Python modules of the model whose rotation is followed."""
-    angles = _ANGLES.get(_config(model).model_type)
-    return {} if angles is None else {sys.modules[type(model).__module__]: angles}
-
-
-def _config(model: torch.nn.Module) -> Any:
-    return model.config
+def modeling(model: torch.nn.Module) -> Any:
+    """The Python module that a transformers model is from."""
+    return sys.modules[type(model).__module__]
 
 
 def _by_token(x: torch.Tensor) -> torch.Tensor:

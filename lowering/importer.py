@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,6 +64,13 @@ def right_shift(x: torch.Tensor, by: torch.Tensor | int) -> torch.Tensor:
     return torch.bitwise_right_shift(x, amount)
 
 
+def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+    """As torch defines it; torch-mlir's constants of the tanh form are cut off after four digits."""
+    if approximate == "none":
+        return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
 def decompositions() -> dict[Any, Any]:
     """The core table, minus attention (which lowers whole), plus what torch-mlir has no lowering for."""
     table = torch.export.default_decompositions()
@@ -72,6 +80,7 @@ def decompositions() -> dict[Any, Any]:
     )
     table.update(extra)
     table[_aten.topk.default] = topk_by_argmax
+    table[_aten.gelu.default] = gelu
     table[_aten.__rshift__.Tensor] = table[_aten.__rshift__.Scalar] = right_shift
     return dict(table.items())
 

@@ -22,6 +22,7 @@ import torch
 from halfbyte.passes.ops import digit_block
 from halfbyte.passes.scheme import WeightScheme
 from halfbyte.passes.weight import QuantTensor, scales_by_row
+from halfbyte.passes.words import WORD_BITS, CodeWords
 
 NAME = "n64k8"
 
@@ -98,17 +99,48 @@ def refusal(scheme: WeightScheme) -> str | None:
 
 def pack_codes(weight: QuantTensor) -> np.ndarray:
     """uint8 [N/64, K/8, 4, 64], or [N/64, K/8, 2, 4, 64] for 8 bits, from the codes of a weight."""
-    codes = weight.codes.numpy()
-    outputs, inputs = codes.shape
+    outputs, inputs = weight.shape
     blocks, eights = up(outputs, 64) // 64, up(inputs, 8) // 8
     words = np.empty((blocks, eights * (1 if weight.bits == 4 else 2), 64), "<u4")
-    for block in range(blocks):
-        part = codes[64 * block : 64 * block + 64]
-        if part.shape != (64, 8 * eights):
-            part = np.pad(part, ((0, 64 - len(part)), (0, 8 * eights - inputs)))
-        words[block] = (_four_bits if weight.bits == 4 else _eight_bits)(np.ascontiguousarray(part)).T
+    if isinstance(weight.stored, CodeWords):
+        _order_words(weight.stored, words)
+    else:
+        codes = weight.stored.numpy()
+        for block in range(blocks):
+            part = codes[64 * block : 64 * block + 64]
+            if part.shape != (64, 8 * eights):
+                part = np.pad(part, ((0, 64 - len(part)), (0, 8 * eights - inputs)))
+            words[block] = (_four_bits if weight.bits == 4 else _eight_bits)(np.ascontiguousarray(part)).T
     lines = (4, 64) if weight.bits == 4 else (2, 4, 64)
     return words.view(np.uint8).reshape(blocks, eights, *lines)
+
+
+def _order_words(stored: CodeWords, out: np.ndarray) -> None:
+    """The words of all rows into uint32 [N/64, words, 64]."""
+    rows = stored.words.numpy().view("<u4")
+    count, partial = rows.shape[1], stored.inputs * stored.bits % WORD_BITS
+    spare = np.empty(out.shape[1:], "<u4")
+    for block, lines in enumerate(out):
+        part = rows[64 * block : 64 * block + 64]
+        lines[:count, : len(part)] = part.T
+        lines[:count, len(part) :] = 0
+        lines[count:] = 0
+        if partial:
+            lines[count - 1] &= np.uint32((1 << partial) - 1)
+        if stored.bits == 4:
+            # Codes 0 1 2 3 4 5 6 7 of a word to 0 4 1 5 2 6 3 7.
+            _swap(lines, spare, 8, 0x0000FF00)
+            _swap(lines, spare, 4, 0x00F000F0)
+
+
+def _swap(words: np.ndarray, spare: np.ndarray, distance: int, low: int) -> None:
+    """Exchanges the bits `low` of every word for those `distance` above them."""
+    np.right_shift(words, distance, out=spare)
+    np.bitwise_xor(words, spare, out=spare)
+    np.bitwise_and(spare, low, out=spare)
+    np.bitwise_xor(words, spare, out=words)
+    np.left_shift(spare, distance, out=spare)
+    np.bitwise_xor(words, spare, out=words)
 
 
 def _four_bits(codes: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from halfbyte.passes.program import (
     state_value,
 )
 from halfbyte.passes.weight import Fp8Tensor, QuantTensor, Weight, scales_by_row
+from halfbyte.passes.words import CodeWords
 
 _LINEAR = torch.ops.halfbyte.linear.default
 _FP8 = torch.ops.halfbyte.fp8_block_linear.default
@@ -164,9 +165,14 @@ def join_weights(name: str, parts: Iterable[Weight], outputs: int) -> Weight:
     for part in parts:
         if part.shape[0] == outputs:  # alone: nothing to copy
             return _maker(name, part)(_tensors_by_row(part))
-        for tensor, values in _tensors_by_row(part).items():
+        tensors = _tensors_by_row(part)
+        if isinstance(part, QuantTensor) and rows and rows["codes"].dtype != tensors["codes"].dtype:
+            if rows["codes"].dtype == torch.int32:
+                rows["codes"] = CodeWords(rows["codes"], part.shape[1], part.bits).codes()
+            tensors["codes"] = part.codes
+        for tensor, values in tensors.items():
             if tensor not in rows:
-                rows[tensor] = values.new_empty((outputs, *values.shape[1:]))
+                rows[tensor] = _empty_like(values, outputs)
             rows[tensor][filled : filled + len(values)] = values
         filled += part.shape[0]
         whole = _maker(name, part)
@@ -174,11 +180,20 @@ def join_weights(name: str, parts: Iterable[Weight], outputs: int) -> Weight:
     return whole(rows)
 
 
+def _empty_like(values: torch.Tensor, rows: int) -> torch.Tensor:
+    """More rows of the same, in the same order of memory."""
+    if values.dim() == 2 and values.stride(0) == 1:
+        return values.new_empty((values.shape[1], rows)).t()
+    return values.new_empty((rows, *values.shape[1:]))
+
+
 def _tensors_by_row(weight: Weight) -> dict[str, torch.Tensor]:
     if isinstance(weight, Fp8Tensor):
         scale = scales_by_row(weight.scale, weight.shape[0], weight.block_outputs)
         return {"bits": weight.bits, "scale": scale}
-    tensors = {name: getattr(weight, name) for name in ("codes", "scale", "zero", "minimum")}
+    stored = weight.stored
+    codes = stored.words if isinstance(stored, CodeWords) else stored
+    tensors = {"codes": codes, **{name: getattr(weight, name) for name in ("scale", "zero", "minimum")}}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
@@ -188,10 +203,16 @@ def _maker(name: str, weight: Weight) -> Callable[[dict[str, torch.Tensor]], Wei
         size = weight.block_inputs
         return lambda rows: Fp8Tensor(name, rows["bits"], rows["scale"], 1, size)
     settings = (weight.permutation, weight.bits)
-    size = weight.group_size
-    return lambda rows: QuantTensor(
-        name, rows["codes"], rows["scale"], size, rows.get("zero"), rows.get("minimum"), *settings
-    )
+    size, inputs, bits = weight.group_size, weight.shape[1], weight.bits
+
+    def make(rows: dict[str, torch.Tensor]) -> QuantTensor:
+        codes = rows["codes"]
+        stored = CodeWords(codes, inputs, bits) if codes.dtype == torch.int32 else codes
+        return QuantTensor(
+            name, stored, rows["scale"], size, rows.get("zero"), rows.get("minimum"), *settings
+        )
+
+    return make
 
 
 def _join_biases(biases: list[Callable[[], torch.Tensor]]) -> Callable[[], torch.Tensor]:

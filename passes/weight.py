@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from halfbyte.passes.scheme import Fp8Scheme, WeightScheme, Zero
+from halfbyte.passes.words import CodeWords, loose
 
 FLOAT_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 _DTYPE_NAMES = {dtype: name for name, dtype in FLOAT_DTYPES.items()}
@@ -27,7 +28,7 @@ class QuantTensor:
 
     Attributes:
         name: module path of the layer.
-        codes: uint8 [N, K], values 0..15, or 0..255 where ``bits`` is 8.
+        stored: the codes, values 0..15, or 0..255 where ``bits`` is 8: uint8 [N, K], or as a file's words have them.
         scale: float16, bfloat16 or float32 [N, G], G = ceil(K / group_size), as stored; may be negative.
         group_size: inputs per group; K when channelwise.
         zero: uint8 [N, G] zero points in the range of the codes, or None (then 8 or 128, unless ``minimum`` is given).
@@ -37,7 +38,7 @@ class QuantTensor:
     """
 
     name: str
-    codes: torch.Tensor
+    stored: torch.Tensor | CodeWords
     scale: torch.Tensor
     group_size: int
     zero: torch.Tensor | None = None
@@ -46,10 +47,15 @@ class QuantTensor:
     bits: int = 4
 
     def __post_init__(self) -> None:
-        n, k = self.codes.shape
+        n, k = self.shape
         groups = -(-k // self.group_size) if self.group_size > 0 else -1
-        if self.codes.dtype != torch.uint8 or self.scale.dtype not in _DTYPE_NAMES:
-            raise TypeError(f"{self.name}: codes {self.codes.dtype}, scale {self.scale.dtype}")
+        if isinstance(self.stored, CodeWords):
+            if self.stored.bits != self.bits:
+                raise ValueError(f"{self.name}: words of {self.stored.bits} bits, wanted {self.bits}")
+        elif self.stored.dtype != torch.uint8:
+            raise TypeError(f"{self.name}: codes {self.stored.dtype}")
+        if self.scale.dtype not in _DTYPE_NAMES:
+            raise TypeError(f"{self.name}: scale {self.scale.dtype}")
         for label, part in (("scale", self.scale), ("zero", self.zero), ("minimum", self.minimum)):
             if part is not None and tuple(part.shape) != (n, groups):
                 raise ValueError(f"{self.name}: {label} has shape {list(part.shape)}, wanted {[n, groups]}")
@@ -61,7 +67,12 @@ class QuantTensor:
     @property
     def shape(self) -> tuple[int, int]:
         """Logical (N, K) = (outputs, inputs)."""
-        return self.codes.shape[0], self.codes.shape[1]
+        return self.stored.shape[0], self.stored.shape[1]
+
+    @property
+    def codes(self) -> torch.Tensor:
+        """uint8 [N, K]; taken out of the words at every access."""
+        return loose(self.stored)
 
     @property
     def scheme(self) -> WeightScheme:

@@ -10,7 +10,7 @@ import iree.runtime as rt
 from iree.runtime import _binding
 
 from halfbyte.errors import DeviceError
-from halfbyte.runtime.caller_thread import Result, call, usable_cpus
+from halfbyte.runtime.caller_priority import Result, call, usable_cpus
 from halfbyte.runtime.iree_messages import IREE_ERRORS, one_line
 
 # Driver to the target whose programs it runs.

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from halfbyte.errors import UsageError
+from halfbyte.errors import UnsupportedLayerError, UsageError
 from halfbyte.lowering import layout
 from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
@@ -191,10 +192,25 @@ def _packed(weight: QuantTensor | Fp8Tensor) -> dict[str, np.ndarray]:
         scales = layout.pack_block_scales(weight.scale, weight.shape[0], weight.block_outputs)
         return {"codes": layout.pack_fp8(weight.bits), "scale": scales}
     made = {"codes": layout.pack_codes(weight), "scale": layout.pack_groups(weight.scale)}
+    if weight.zero is not None:
+        _check_zeros(weight.name, weight.zero, 2**weight.bits)
     for part, values in (("zero", weight.zero), ("minimum", weight.minimum)):
         if values is not None:
             made[part] = layout.pack_groups(values)
     return made
+
+
+def _check_zeros(name: str, zeros: torch.Tensor, codes: int) -> None:
+    """Kernels take the zeros of 4-bit codes off in bytes; GPTQ's stored z - 1 reaches one past the codes."""
+    highest = int(zeros.max()) if zeros.numel() else 0
+    if highest > codes:
+        raise UnsupportedLayerError(
+            "a zero point lies outside of the codes",
+            where=name,
+            found=str(highest),
+            accepted=f"0 to {codes}",
+            advice="quantize the layer again, or give its offset as `minimum`",
+        )
 
 
 def _packed_source(source: LayerSource) -> dict[str, np.ndarray]:

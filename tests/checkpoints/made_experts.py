@@ -136,16 +136,19 @@ def random_codes(name: str, shape: tuple[int, int], seed: int) -> Codes:
     return Codes(codes, None if symmetric else zeros, scales / np.float32(8), size)
 
 
-def made_model(family: str, seed: int = 0, **changes: Any) -> Made:
-    """transformers' model of a family of `FAMILIES`, with random weights."""
+def made_model(
+    family: str, seed: int = 0, families: dict[str, dict[str, Any]] = FAMILIES, **changes: Any
+) -> Made:
+    """transformers' model of one of the families, with random weights; behind its name stands which of its kinds."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(family.split()[0], **(BASE | FAMILIES[family] | changes))
+    config = AutoConfig.for_model(family.split()[0], **(BASE | families[family] | changes))
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     random = torch.Generator().manual_seed(seed)
+    kept = model.state_dict().keys()  # no buffers that the configuration leads to
     with torch.no_grad():
         for name, value in [*model.named_parameters(), *model.named_buffers()]:
-            if "rotary" in name or "inv_freq" in name:
+            if name not in kept:
                 continue
             wide = 0.3 if value.dim() > 1 else 0.1
             drawn = torch.randn(value.shape, generator=random) * wide
@@ -162,7 +165,7 @@ def quantize(
     model = made.model
     with torch.no_grad():
         for path, module in model.named_modules():
-            if hasattr(module, "gate_up_proj") and module.gate_up_proj.dim() == 3:
+            if isinstance(getattr(module, "gate_up_proj", None), torch.nn.Parameter):
                 _experts(made, path, module, quantizes, draw)
             elif isinstance(module, torch.nn.Linear) and quantizes(path):
                 module.weight.copy_(_layer(made, path, module.weight, quantizes, draw))

@@ -93,6 +93,24 @@ def test_scales_that_are_not_those_of_the_configuration(tmp_path: Path) -> None:
     assert f"{DOWN_PROJ}.weight_scale_inv" in str(error.value)
 
 
+def test_scales_that_are_powers_of_two(tmp_path: Path) -> None:
+    """F8_E8M0: a byte e means 2 ** (e - 127), and 255 is NaN."""
+    made = parts(DOWN_PROJ, (64, 96), (2, 3))
+    exponents = np.array([[0, 1, 127], [120, 130, 240]], np.uint8)
+    made[f"{DOWN_PROJ}.weight_scale_inv"] = torch.from_numpy(exponents).view(torch.float8_e8m0fnu)
+    checkpoint = opened(tmp_path / "a", made)
+    assert checkpoint.layers[DOWN_PROJ].scheme == Fp8Scheme(32, 40, "f32") and checkpoint.warnings == []
+    powers = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127)
+    found = checkpoint.quantized(DOWN_PROJ)
+    np.testing.assert_array_equal(found.scale.numpy(), powers)
+    expected = fp8_weight(bits_of(made, DOWN_PROJ), powers, (32, 40))
+    np.testing.assert_array_equal(found.dequantize().numpy(), expected)
+    exponents[0, 1] = 255
+    made[f"{DOWN_PROJ}.weight_scale_inv"] = torch.from_numpy(exponents).view(torch.float8_e8m0fnu)
+    with pytest.raises(CheckpointError, match="no numbers"):
+        opened(tmp_path / "b", made).quantized(DOWN_PROJ)
+
+
 def test_static_scales_are_noted(tmp_path: Path) -> None:
     made = parts(DOWN_PROJ, (64, 96), (), "weight_scale") | {
         f"{DOWN_PROJ}.input_scale": np.ones(1, np.float32)

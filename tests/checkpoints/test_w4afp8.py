@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from test_fp8 import parts as fp8_parts
 from halfbyte.checkpoints import Checkpoint, open_checkpoint
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.scheme import Activations, WeightScheme, Zero
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 
 SAID = {
     "quant_method": "w4afp8",
@@ -53,6 +54,29 @@ def test_the_bytes_of_the_format_description(tmp_path: Path) -> None:
     made[f"{DOWN_PROJ}.weight"][0, :4] = [-40, 114, 28, -74]  # d8 72 1c b6
     found = opened(tmp_path, made).quantized(DOWN_PROJ)
     assert [int(code) - 8 for code in found.codes[0, :8]] == [-8, -3, 2, 7, -4, 1, 6, -5]
+
+
+def test_the_configuration_of_tensorrt_llm(tmp_path: Path) -> None:
+    """hf_quant_config.json says MIXED_PRECISION and nothing else; the tensors tell."""
+    codes, _, scales = signed_layer((64, 256), 2)
+    made = w4afp8_parts(DOWN_PROJ, codes, scales) | fp8_parts(Q_PROJ, (64, 64), (1, 1))
+    config = llama_config(intermediate_size=256)
+    folder = quantized_folder(tmp_path, config, made, {})
+    known = json.loads((folder / "config.json").read_text())
+    known.pop("quantization_config", None)
+    (folder / "config.json").write_text(json.dumps(known))
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "MIXED_PRECISION"}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(said))
+    checkpoint = open_checkpoint(folder)
+    assert [text for text in checkpoint.warnings if "MIXED_PRECISION" in text and "1 layers" in text]
+    found = checkpoint.quantized(DOWN_PROJ)
+    assert isinstance(found, QuantTensor)
+    np.testing.assert_array_equal(found.codes.numpy() - 8.0, codes)
+    assert isinstance(checkpoint.quantized(Q_PROJ), Fp8Tensor)
+    said["quantization"]["quant_algo"] = "NVFP4"
+    (folder / "hf_quant_config.json").write_text(json.dumps(said))
+    with pytest.raises(CheckpointError, match=r"NVFP4(.|\n)*accepted: MIXED_PRECISION"):
+        open_checkpoint(folder)
 
 
 def test_e4m3_layers_beside_them(tmp_path: Path) -> None:

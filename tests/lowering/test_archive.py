@@ -8,19 +8,23 @@ from pathlib import Path
 import iree.runtime as rt
 import numpy as np
 import pytest
+import torch
 from numpy_twin import Array
 from random_layers import KINDS, random_weight
 from torch_bridge import quant_tensor, tensor
 
-from halfbyte.errors import CompilerError
+from halfbyte.errors import CompilerError, UnsupportedLayerError
 from halfbyte.lowering.archive import write_archive
 from halfbyte.lowering.kernels.isa import PLAIN
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layout import Packing, pack_bias, pack_codes, pack_groups
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.passes.merge_linears import join_weights
 from halfbyte.passes.program import LayerSource
 from halfbyte.passes.scheme import Activations, Zero
+from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.words import CodeWords
 
 
 def parameters(**tensors: Array) -> Parameters:
@@ -141,6 +145,60 @@ def test_codes_come_back(outputs: int, inputs: int) -> None:
     np.testing.assert_array_equal(unpacked(packed, outputs, inputs), weight.codes)
 
 
+def in_words(codes: Array, bits: int, columns_first: bool) -> CodeWords:
+    """Codes as GPTQ's files (or, rows first, compressed-tensors') have them, with rubbish in the fields behind K."""
+    per_word = 32 // bits
+    count = -(-codes.shape[1] // per_word)
+    fields = np.random.default_rng(1).integers(0, 1 << bits, (len(codes), count * per_word), dtype=np.uint64)
+    fields[:, : codes.shape[1]] = codes
+    shifts = np.arange(per_word, dtype=np.uint64) * np.uint64(bits)
+    words = (fields.reshape(len(codes), count, per_word) << shifts).sum(-1).astype(np.uint32).view(np.int32)
+    stored = torch.from_numpy(np.ascontiguousarray(words.T)).t() if columns_first else torch.from_numpy(words)
+    return CodeWords(stored, codes.shape[1], bits)
+
+
+@pytest.mark.parametrize("columns_first", [True, False])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("outputs", "inputs"), [(64, 8), (65, 24), (20, 35), (200, 44), (1, 1), (64, 4)])
+def test_words_are_packed_like_their_codes(outputs: int, inputs: int, bits: int, columns_first: bool) -> None:
+    codes = np.random.default_rng(outputs).integers(0, 1 << bits, (outputs, inputs), dtype=np.uint8)
+    scale = torch.ones(outputs, 1)
+    loose = QuantTensor("w", torch.from_numpy(codes), scale, inputs, bits=bits)
+    words = QuantTensor("w", in_words(codes, bits, columns_first), scale, inputs, bits=bits)
+    np.testing.assert_array_equal(words.codes.numpy(), codes)
+    assert words.shape == (outputs, inputs) and words.scheme == loose.scheme
+    np.testing.assert_array_equal(pack_codes(words), pack_codes(loose))
+    if bits == 4:
+        np.testing.assert_array_equal(unpacked(pack_codes(words), outputs, inputs), codes)
+
+
+@pytest.mark.parametrize("forms", ["ww", "wb", "bw", "wwb", "bww"])
+@pytest.mark.parametrize("columns_first", [True, False])
+def test_layers_join_in_either_form(forms: str, columns_first: bool) -> None:
+    """Words (w) and bytes (b) of one scheme, as mixed checkpoints have them."""
+    parts = [
+        np.random.default_rng(i).integers(0, 16, (10 + i, 40), dtype=np.uint8) for i in range(len(forms))
+    ]
+    weights = [
+        QuantTensor(
+            f"w{i}",
+            in_words(codes, 4, columns_first) if form == "w" else torch.from_numpy(codes),
+            torch.full((len(codes), 5), float(i)),
+            8,
+        )
+        for i, (form, codes) in enumerate(zip(forms, parts, strict=True))
+    ]
+    whole = np.concatenate(parts)
+    joined = join_weights("w", iter(weights), len(whole))
+    assert isinstance(joined, QuantTensor)
+    np.testing.assert_array_equal(joined.codes.numpy(), whole)
+    np.testing.assert_array_equal(
+        joined.scale[:, 0], np.repeat(np.arange(len(forms)), [len(p) for p in parts])
+    )
+    assert isinstance(joined.stored, CodeWords) == ("b" not in forms)
+    np.testing.assert_array_equal(unpacked(pack_codes(joined), *whole.shape), whole)
+
+
 @pytest.mark.parametrize("scale", ["f32", "f16", "bf16"])
 def test_scales_and_biases_come_back(scale: str) -> None:
     weight = random_weight(3, 70, 96, 32, "integer", scale, bias=True)
@@ -152,6 +210,23 @@ def test_scales_and_biases_come_back(scale: str) -> None:
         assert not back[70:].any()
     np.testing.assert_array_equal(pack_bias(bias)[:70], weight.bias)
     assert not pack_bias(bias)[70:].any() and len(pack_bias(bias)) == 128
+
+
+def test_zeros_outside_of_the_codes_are_refused(tmp_path: Path) -> None:
+    weight = random_weight(1, 64, 64, 32, "integer", "f16")
+    source = quant_tensor("a.proj", weight)
+    assert source.zero is not None
+    source.zero[3, 1] = 17
+    linear = Linear(PLAIN, Packing(64, 64, 32), "f32", "f16", Zero.INTEGER, False, Activations.INT8, 3, 0)
+    layer = LayerSource(lambda: source, None, ("a.proj",))
+    whole = Parameters()
+    whole.add("a.proj", CpuTarget.named("x86-64").pack("a.proj", linear, layer))
+    with pytest.raises(
+        UnsupportedLayerError, match=r"a\.proj: a zero point(.|\n)*found: 17(.|\n)*accepted: 0 to 16"
+    ):
+        write_archive(tmp_path / "a.irpa", whole)
+    source.zero[3, 1] = 16
+    write_archive(tmp_path / "a.irpa", whole)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -117,6 +117,7 @@ def entries() -> dict[str, ExportedProgram]:
             torch.tensor([-128], dtype=torch.int8),
             torch.tensor([128], dtype=torch.uint8),
         ),
+        "activations": export(activations, torch.randn(9), dynamic=({0: T},)),
         "identity": export(lambda a: a + 0, torch.zeros(3, 5, dtype=torch.bfloat16)),
         "tables": export(_Tables(), torch.randn(2, 3), dynamic=({0: T},)),
         "both": export(
@@ -265,6 +266,19 @@ def test_two_topk_in_one_program(bundle: Bundle, rows: int) -> None:
     want = [array(value) for value in two_topk(torch.from_numpy(x))]
     for one, other in zip(got, want, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def activations(x: torch.Tensor) -> list[torch.Tensor]:
+    gelu = torch.nn.functional.gelu
+    return [gelu(x), gelu(x, approximate="tanh"), torch.tanh(x), torch.nn.functional.silu(x)]
+
+
+def test_activation_functions(bundle: Bundle) -> None:
+    """torch-mlir's own gelu by tanh is off by 5e-5."""
+    x = np.linspace(-9, 9, 3001).astype(np.float32)
+    wanted = activations(torch.from_numpy(x).double())
+    for got, want in zip(call(bundle, "activations", x), wanted, strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=0, atol=1.5e-6)
 
 
 def test_double_precision_inputs(bundle: Bundle) -> None:

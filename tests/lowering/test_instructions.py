@@ -15,7 +15,7 @@ from halfbyte.lowering.targets.cpu import CpuTarget
 
 # CPU -> its inner product as assembly, on its widest registers, and those of the others.
 INNER = {
-    "amx": r"\ttdpbsud\t",
+    "amx": r"\ttdpbs[su]d\t",
     "avx512vnni": r"\tvpdpbusd\t.*%zmm",
     "x86-64-v4": r"\tvpmadd(?:ubsw|wd)\t.*%zmm",
     "avxvnni": r"\{vex\}\s+vpdpbusd\t.*%ymm",
@@ -40,6 +40,7 @@ def test_the_inner_product_is_the_cpus(cpu: str, bits: int, tmp_path: Path) -> N
     assert found.pop(cpu) >= (16 if cpu == "amx" else 65)
     if cpu == "amx":
         assert found.pop("avx512vnni") >= 33, "few rows go without tiles"
+        assert ("tdpbsud" in text) == (bits == 8), "4-bit weights are signed bytes by then"
     assert not any(found.values()) or cpu in ("avx512vnni", "avxvnni")
 
 

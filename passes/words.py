@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -12,6 +14,39 @@ _AT_ONCE = 2**16
 def words_for(count: int, bits: int) -> int:
     """How many words hold so many codes."""
     return -(-count * bits // WORD_BITS)
+
+
+@dataclass(frozen=True)
+class CodeWords:
+    """The codes of a weight in words along its inputs, as files have them: half the memory of a byte per code.
+
+    Attributes:
+        words: int32 [N, ceil(K * bits / 32)], field i of word j for input j * 32 / bits + i; of any strides. What
+            fields behind K hold means nothing.
+        inputs: K.
+        bits: 4 or 8.
+    """
+
+    words: torch.Tensor
+    inputs: int
+    bits: int
+
+    def __post_init__(self) -> None:
+        if self.words.dtype != torch.int32 or self.words.shape[1] != words_for(self.inputs, self.bits):
+            raise ValueError(f"{self.words.dtype} {list(self.words.shape)} for {self.inputs} inputs")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.words.shape[0], self.inputs
+
+    def codes(self) -> torch.Tensor:
+        """uint8 [N, K], a byte each."""
+        return fields(self.words.contiguous(), self.bits)[:, : self.inputs].contiguous()
+
+
+def loose(stored: torch.Tensor | CodeWords) -> torch.Tensor:
+    """uint8 [N, K], a byte each, of codes in either form."""
+    return stored.codes() if isinstance(stored, CodeWords) else stored
 
 
 def fields(words: torch.Tensor, bits: int) -> torch.Tensor:

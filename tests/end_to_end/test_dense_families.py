@@ -1,0 +1,71 @@
+"""Families of dense models, made by hand: logits of transformers' own model, by forward and token by token.
+
+All are read, exported and run in torch; some, that differ in what a compiler sees, as compiled programs too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from dense_families import DENSE
+from made_experts import made_model, quantize, write_experts
+
+import halfbyte
+from halfbyte.checkpoints import load_float_model, open_checkpoint
+from halfbyte.lowering.decoder import cache_shapes, export_decoder
+from halfbyte.runtime import Conversation
+from halfbyte.runtime.logits import all_logits
+
+TOKENS = [3, 9, 31, 0, 17, 8, 8, 40, 1, 2]
+CONTEXT = 32
+COMPILED = ("gemma2", "cohere2", "phi3", "starcoder2")
+Made = tuple[Path, np.ndarray]
+
+
+def quantizes(name: str) -> bool:
+    return "lm_head" not in name
+
+
+def made_family(folder: Path, family: str) -> Made:
+    """A folder, and the logits of what it stands for."""
+    made = made_model(family, families=DENSE)
+    quantize(made, quantizes)
+    return write_experts(folder, made), made.logits(TOKENS)
+
+
+def same(got: np.ndarray, want: np.ndarray) -> bool:
+    return bool(np.abs(got - want).max() <= 1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("family", DENSE)
+def test_the_exported_programs_compute_what_transformers_does(tmp_path: Path, family: str) -> None:
+    folder, want = made_family(tmp_path / "model", family)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.warnings == []
+    model = load_float_model(checkpoint)
+    tokens = torch.tensor(TOKENS)
+    with torch.no_grad():
+        assert same(model(tokens[None]).logits[0].numpy(), want)
+        programs = {name: one.module() for name, one in export_decoder(model, CONTEXT).items()}
+        assert same(programs["forward"](tokens).numpy(), want)
+        caches = [torch.zeros(cache.shape) for cache in cache_shapes(model.config, CONTEXT)]
+        # In torch the operators leave the caches as they are: every call begins anew.
+        start = torch.tensor([0])
+        lasts = [programs["decode"](tokens[:1], start, *caches)]
+        lasts += [programs["prefill"](tokens[:count], start, *caches) for count in (2, 6, len(TOKENS))]
+    assert same(torch.stack(lasts).numpy(), want[[0, 1, 5, -1]])
+
+
+@pytest.mark.parametrize("family", COMPILED)
+def test_compiled_programs_do_too(tmp_path: Path, portable: str, family: str) -> None:
+    folder, want = made_family(tmp_path / "model", family)
+    cpu = portable if family == "phi3" else "host"
+    halfbyte.compile(folder, tmp_path / "out", halfbyte.CompileOptions(max_context=CONTEXT, cpu=cpu))
+    bundle = halfbyte.load(tmp_path / "out")
+    assert same(all_logits(bundle, TOKENS), want)
+    conversation = Conversation(bundle)
+    steps = [conversation.prefill(TOKENS[:4]), *(conversation.step(token) for token in TOKENS[4:])]
+    assert same(np.stack(steps), want[3:])
