@@ -41,7 +41,15 @@ def _attention(target: CpuTarget, op: Any) -> Called:
     assert heads is not None and width is not None and key_heads is not None
     shape = AttentionShape(heads // key_heads, width, value_width, scale, window, softcap, not is_none(sinks))
     io = queries.dtype
-    kernel = Attention(best_unit(target.features), shape, io, io, cache.dtype, tokens == 1, target.soft_f16)
+    kernel = Attention(
+        best_unit(target.features, shape, cache.dtype),
+        shape,
+        io,
+        io,
+        cache.dtype,
+        tokens == 1,
+        target.soft_f16,
+    )
     out = Shaped((tokens, heads * value_width), io).type
     symbol = f"{kernel.symbol}_h{heads}_{_count(tokens)}_{_count(blocks)}"
     text = render(

@@ -20,6 +20,7 @@ _POWERS = (
 )
 # Queries, sums and statistics of a workgroup's rows; with the scores they fit a stack of 64 KiB.
 _BLOCK_BYTES = 48 << 10
+_STACK_BYTES = 62 << 10
 # Lines that one token fetches ahead of use: it waits for memory, where many tokens use each line often.
 _AHEAD = 12
 _LOG2E = math.log2(math.e)
@@ -38,6 +39,7 @@ class VectorUnit:
         rows: of a tile, at most.
         fused: multiplies and adds in one instruction.
         scalef: multiplies by a power of two in one instruction.
+        tiles: has AMX-BF16 for blocks that all rows see, where the shape allows.
     """
 
     name: str
@@ -48,18 +50,16 @@ class VectorUnit:
     rows: int
     fused: bool = True
     scalef: bool = False
+    tiles: bool = False
 
 
+_AMX_BF16 = frozenset({"avx512f", "avx512bw", "avx512bf16", "amx-tile", "amx-bf16"})
+AMX = VectorUnit("amx", _AMX_BF16, 16, 4, 2, 4, scalef=True, tiles=True)
 AVX512 = VectorUnit("avx512", frozenset({"avx512f"}), 16, 4, 2, 6, scalef=True)
 AVX2 = VectorUnit("avx2", frozenset({"avx2", "fma"}), 8, 2, 2, 6)
 NEON = VectorUnit("neon", frozenset({"neon"}), 4, 4, 4, 4)
 PLAIN = VectorUnit("plain", frozenset(), 4, 2, 2, 4, fused=False)
-UNITS = (AVX512, AVX2, NEON, PLAIN)
-
-
-def best_unit(features: Collection[str]) -> VectorUnit:
-    """The fastest unit of a CPU with these features (LLVM's names)."""
-    return next(unit for unit in UNITS if unit.needs <= set(features))
+UNITS = (AMX, AVX512, AVX2, NEON, PLAIN)
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,23 @@ class AttentionShape:
         return -(-self.value_width // 16) * 16
 
     @property
+    def fits_tiles(self) -> bool:
+        """Whether 16 rows of it fit tile registers and a stack of 64 KiB."""
+        whole = self.key_width % 32 == 0 and self.value_width % 16 == 0 and not self.window
+        return whole and _tile_rows(self) > 0
+
+    @property
     def label(self) -> str:
         parts = [f"g{self.group}", f"{self.key_width}x{self.value_width}", _spelled("scale", self.scale)]
         parts += [f"window{self.window}"] * bool(self.window)
         parts += [_spelled("cap", self.softcap)] * bool(self.softcap)
         return "_".join([*parts, *["sinks"] * self.sinks])
+
+
+def best_unit(features: Collection[str], shape: AttentionShape, cache: str) -> VectorUnit:
+    """The fastest unit of a CPU with these features (LLVM's names) for a shape and a dtype of caches."""
+    usable = (unit for unit in UNITS if unit.needs <= set(features))
+    return next(unit for unit in usable if not unit.tiles or (cache == "bf16" and shape.fits_tiles))
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ class Attention:
     def rows(self) -> int:
         """Of a tile."""
         group = self.shape.group
-        if not self.one_token or group % self.unit.rows == 0:
+        if self.unit.tiles or not self.one_token or group % self.unit.rows == 0:
             return self.unit.rows
         return -(-group // -(-group // self.unit.rows))
 
@@ -141,11 +153,14 @@ class Attention:
             for start in range(0, shape.padded, 64)
             for width in [min(64, shape.padded - start)]
         ]
-        row_bytes = 4 * (shape.key_width + shape.padded + 3 * unit.lanes)
-        most = max(1, _BLOCK_BYTES // row_bytes // self.rows)
-        tiles = min(most, -(-shape.group // self.rows)) if self.one_token else most
+        if unit.tiles:
+            least, most = 16, _tile_rows(shape)
+        else:
+            row_bytes = 4 * (shape.key_width + shape.padded + 3 * unit.lanes)
+            least, most = self.rows, max(1, _BLOCK_BYTES // row_bytes // self.rows) * self.rows
+        row_block = min(most, -(-shape.group // least) * least) if self.one_token else most
         step = next(step for step in (4, 2, 1) if shape.key_width % step == 0)
-        constants = {*range(5), *range(self.rows), *range(0, 65, unit.lanes), 64}
+        constants = {*range(5), *range(self.rows), *range(0, 65, unit.lanes)}
         return render(
             "attention.mlir.j2",
             name=self.symbol,
@@ -166,12 +181,22 @@ class Attention:
             cache=self.cache,
             soft_f16=self.soft_f16,
             rows=self.rows,
-            row_block=self.rows * tiles,
+            row_block=row_block,
+            amx=unit.tiles,
+            lead=unit.tiles and not self.one_token,
             step=step,
             ahead=_AHEAD if self.one_token else 0,
             constants=sorted(constants),
             power_bits=[struct.unpack("<I", struct.pack("<f", value))[0] for value in _POWERS],
         )
+
+
+def _tile_rows(shape: AttentionShape) -> int:
+    """Rows of a workgroup with tile registers, a multiple of 16; 0 where not even 16 fit."""
+    width, padded = shape.key_width, shape.padded
+    row = 8 * width + 4 * padded + 3 * 64 + 256  # queries twice, sums, statistics, scores
+    shared = 128 * max(width, padded) + 4096 + 4 * 256  # lines of pairs, powers, scores of the last block
+    return (_STACK_BYTES - shared) // row // 16 * 16
 
 
 def _vectors(unit: VectorUnit, width: int) -> int:
