@@ -61,7 +61,8 @@ def halfbyte(cell: Cell, kind: str) -> Callable[[], np.ndarray[Any, Any]]:
     caches = [key_cache(k), value_cache(v)]
     target = CpuTarget.named("host")
     shape = AttentionShape(heads // k.shape[0], width, width, width**-0.5)
-    kernel = Attention(best_unit(target.features, shape, kind), shape, "f32", "f32", kind, tokens == 1)
+    unit = best_unit(target.features, shape, kind, tokens == 1)
+    kernel = Attention(unit, shape, "f32", "f32", kind, tokens == 1)
     types = ["x".join([*map(str, cache.shape), kind]) for cache in caches]
     text = render(
         "attention_tokens.mlir.j2",

@@ -102,10 +102,12 @@ class AttentionShape:
         return "_".join([*parts, *["sinks"] * self.sinks])
 
 
-def best_unit(features: Collection[str], shape: AttentionShape, cache: str) -> VectorUnit:
-    """The fastest unit of a CPU with these features (LLVM's names) for a shape and a dtype of caches."""
-    usable = (unit for unit in UNITS if unit.needs <= set(features))
-    return next(unit for unit in usable if not unit.tiles or (cache == "bf16" and shape.fits_tiles))
+def best_unit(
+    features: Collection[str], shape: AttentionShape, cache: str, one_token: bool = False
+) -> VectorUnit:
+    """The fastest unit of a CPU with these features (LLVM's names) for a shape, caches and one token or many."""
+    tiles = cache == "bf16" and shape.fits_tiles and not one_token
+    return next(unit for unit in UNITS if unit.needs <= set(features) and (tiles or not unit.tiles))
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class Attention:
     def rows(self) -> int:
         """Of a tile."""
         group = self.shape.group
-        if self.unit.tiles or not self.one_token or group % self.unit.rows == 0:
+        if not self.one_token or group % self.unit.rows == 0:
             return self.unit.rows
         return -(-group // -(-group // self.unit.rows))
 
@@ -153,12 +155,12 @@ class Attention:
             for start in range(0, shape.padded, 64)
             for width in [min(64, shape.padded - start)]
         ]
-        if unit.tiles:
-            least, most = 16, _tile_rows(shape)
-        else:
-            row_bytes = 4 * (shape.key_width + shape.padded + 3 * unit.lanes)
-            least, most = self.rows, max(1, _BLOCK_BYTES // row_bytes // self.rows) * self.rows
-        row_block = min(most, -(-shape.group // least) * least) if self.one_token else most
+        row_bytes = 4 * (shape.key_width + shape.padded + 3 * unit.lanes)
+        row_block = max(1, _BLOCK_BYTES // row_bytes // self.rows) * self.rows
+        if self.one_token:
+            row_block = min(row_block, -(-shape.group // self.rows) * self.rows)
+        elif unit.tiles:
+            row_block = _tile_rows(shape)
         step = next(step for step in (4, 2, 1) if shape.key_width % step == 0)
         constants = {*range(5), *range(self.rows), *range(0, 65, unit.lanes)}
         return render(
@@ -183,7 +185,6 @@ class Attention:
             rows=self.rows,
             row_block=row_block,
             amx=unit.tiles,
-            lead=unit.tiles and not self.one_token,
             step=step,
             ahead=_AHEAD if self.one_token else 0,
             constants=sorted(constants),
