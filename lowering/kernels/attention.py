@@ -54,7 +54,7 @@ class VectorUnit:
 
 
 _AMX_BF16 = frozenset({"avx512f", "avx512bw", "avx512bf16", "amx-tile", "amx-bf16"})
-AMX = VectorUnit("amx", _AMX_BF16, 16, 4, 2, 4, scalef=True, tiles=True)
+AMX = VectorUnit("amx", _AMX_BF16, 16, 2, 2, 8, scalef=True, tiles=True)
 AVX512 = VectorUnit("avx512", frozenset({"avx512f"}), 16, 4, 2, 6, scalef=True)
 AVX2 = VectorUnit("avx2", frozenset({"avx2", "fma"}), 8, 2, 2, 6)
 NEON = VectorUnit("neon", frozenset({"neon"}), 4, 4, 4, 4)
@@ -196,7 +196,7 @@ def _tile_rows(shape: AttentionShape) -> int:
     """Rows of a workgroup with tile registers, a multiple of 16; 0 where not even 16 fit."""
     width, padded = shape.key_width, shape.padded
     row = 8 * width + 4 * padded + 3 * 64 + 256  # queries twice, sums, statistics, scores
-    shared = 128 * max(width, padded) + 4096 + 4 * 256  # lines of pairs, powers, scores of the last block
+    shared = 128 * max(width, padded) + 4096 + 8 * 256  # lines of pairs, powers, scores of the last block
     return (_STACK_BYTES - shared) // row // 16 * 16
 
 
