@@ -18,6 +18,7 @@ from halfbyte.errors import CheckpointError
 
 SUPPORTED = (
     "llama",
+    "llama4_text",
     "mistral",
     "ministral",
     "qwen2",
@@ -60,10 +61,14 @@ SUPPORTED = (
     "gpt_oss",
 )
 
+# Models of text and images of which the text part is compiled: its configuration is within theirs. What it may lack.
+_WITH_TEXT = ("llama4",)
+_SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")
 # The largest values that are still a model; beyond them a damaged configuration takes all memory or time.
 _LIMITS = {
     "hidden_size": 2**17,
     "intermediate_size": 2**20,
+    "intermediate_size_mlp": 2**20,
     "num_hidden_layers": 1024,
     "num_attention_heads": 2**12,
     "num_key_value_heads": 2**12,
@@ -73,8 +78,8 @@ _LIMITS = {
 }
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the others change with the length of the text
 _EAGER = ("gpt_oss", "gemma2")  # attention that torch's own does not compute: with sinks or bent scores
-_OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings", "intermediate_size_mlp")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _MOST_EXPERTS = 2**17  # in all layers: each has names of its own
 # What has no meaning here, or would make transformers look for code to run.
 _DROPPED = (
@@ -140,6 +145,8 @@ def checked_config(raw: dict[str, Any], where: str) -> dict[str, Any]:
     Raises:
         CheckpointError: an unsupported ``model_type``, or a size that is missing, no integer or absurd.
     """
+    if raw.get("model_type") in _WITH_TEXT and isinstance(raw.get("text_config"), dict):
+        raw = {key: raw[key] for key in _SHARED if key in raw} | raw["text_config"]
     model_type = raw.get("model_type")
     if model_type not in SUPPORTED:
         raise CheckpointError(

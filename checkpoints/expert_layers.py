@@ -11,12 +11,13 @@ import torch
 from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
 from halfbyte.checkpoints.experts import ExpertsShape
 from halfbyte.errors import UnsupportedLayerError
+from halfbyte.passes.fp8_experts import Fp8Experts, Fp8ExpertsScheme
 from halfbyte.passes.mixed_experts import FloatExperts, MixedExperts, SingleExpert
 from halfbyte.passes.ops.swiglu import swiglu
 from halfbyte.passes.program import ExpertsSource, LayerSource
 from halfbyte.passes.quant_experts import ExpertsScheme, QuantExperts
 from halfbyte.passes.scheme import Activations, Fp8Scheme, Scheme, WeightScheme, Zero
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.weight import QuantTensor, Weight
 
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
@@ -29,8 +30,8 @@ _MOST_SINGLE = 32
 class _Kind:
     """What experts that one kernel computes have in common."""
 
-    up: WeightScheme
-    down: WeightScheme
+    up: Scheme
+    down: Scheme
     activations: Activations
 
 
@@ -53,7 +54,7 @@ def experts_module(
         linear: makes the module of a single linear, by its name in the model.
 
     Raises:
-        UnsupportedLayerError: too many experts that are not alike, e4m3 weights, or a product that is no SwiGLU.
+        UnsupportedLayerError: too many experts that are not alike, or a product that is no SwiGLU.
     """
     glu, limit = product_of(path, module)
     shape = ExpertsShape.of(module)
@@ -61,15 +62,13 @@ def experts_module(
     layers = [_layers(checkpoint, path, expert) for expert in range(shape.experts)]
     if all(layer.scheme is None for expert in layers for layer in expert):
         return float_experts(path, module)
-    if all(isinstance(layer.scheme, Fp8Scheme) for expert in layers for layer in expert):
-        raise _refused(path, str(layers[0][0].scheme), "experts with int4 or int8 weights")
     groups, single = _groups(layers, activations)
     if len(single) > _MOST_SINGLE:
         raise _too_many(path, layers, single[0])
     if len(groups) == 1 and not single:
         [(kind, _)] = groups
         return _alike(path, layers, kind, shape, (glu, limit), digits)
-    alike = []
+    alike: list[tuple[QuantExperts | Fp8Experts, list[int]]] = []
     for index, (kind, numbers) in enumerate(groups):
         own = [layers[number] for number in numbers]
         alike.append((_alike(f"{path}.alike{index}", own, kind, shape, (glu, limit), digits), numbers))
@@ -105,7 +104,7 @@ def quantized_experts(
     linears: Sequence[str],
     activations: Callable[[LayerInfo], Activations],
     digits: int,
-) -> QuantExperts:
+) -> QuantExperts | Fp8Experts:
     """The module of those experts of transformers' ``module`` that one kernel computes.
 
     Args:
@@ -134,8 +133,15 @@ def _alike(
     shape: ExpertsShape,
     product: tuple[str, float],
     digits: int,
-) -> QuantExperts:
+) -> QuantExperts | Fp8Experts:
     """Whether zero points are stored is settled here: those that are all 8 are only a case of zero points."""
+    names = [layer.name for linears in layers for layer in linears]
+    widths = (shape.hidden, shape.inner)
+    if isinstance(kind.up, Fp8Scheme):
+        assert isinstance(kind.down, Fp8Scheme)
+        fp8 = Fp8ExpertsScheme(kind.up, kind.down, shape.bias, *product)
+        return Fp8Experts(name, fp8, names, *widths, activations=kind.activations)
+    assert isinstance(kind.down, WeightScheme)
 
     def with_zeros(scheme: WeightScheme, members: Iterable[LayerInfo]) -> WeightScheme:
         symmetric = all(
@@ -145,8 +151,7 @@ def _alike(
 
     up = with_zeros(kind.up, [layer for gate, up, _ in layers for layer in (gate, up)])
     down = with_zeros(kind.down, [down for _, _, down in layers])
-    names = [layer.name for linears in layers for layer in linears]
-    scheme, widths = ExpertsScheme(up, down, shape.bias, *product), (shape.hidden, shape.inner)
+    scheme = ExpertsScheme(up, down, shape.bias, *product)
     return QuantExperts(name, scheme, names, *widths, activations=kind.activations, digits=digits)
 
 
@@ -168,20 +173,24 @@ def _groups(
 def _kind(linears: _Linears, activations: Callable[[LayerInfo], Activations]) -> _Kind | None:
     gate, up, down = (_with_zeros(layer.scheme) for layer in linears)
     chosen = {activations(layer) for layer in linears}
-    if gate is None or down is None or gate != up or gate.bits != down.bits or len(chosen) > 1:
+    if gate is None or down is None or gate != up or len(chosen) > 1:
         return None
-    return None if gate.act_order or down.act_order else _Kind(gate, down, chosen.pop())
+    if isinstance(gate, WeightScheme) and isinstance(down, WeightScheme):
+        together = gate.bits == down.bits and not gate.act_order and not down.act_order
+    else:
+        together = type(gate) is type(down)
+    return _Kind(gate, down, chosen.pop()) if together else None
 
 
-def _with_zeros(scheme: Scheme | None) -> WeightScheme | None:
-    if not isinstance(scheme, WeightScheme):
-        return None
-    return replace(scheme, zero=Zero.INTEGER) if scheme.zero is Zero.SYMMETRIC else scheme
+def _with_zeros(scheme: Scheme | None) -> Scheme | None:
+    if isinstance(scheme, WeightScheme) and scheme.zero is Zero.SYMMETRIC:
+        return replace(scheme, zero=Zero.INTEGER)
+    return scheme
 
 
 def _too_many(path: str, layers: Sequence[_Linears], first: int) -> UnsupportedLayerError:
     parts = ", ".join(f"{layer.name}: {layer.scheme or 'float'}" for layer in layers[first])
-    accepted = "gate and up of one integer scheme, down of the same width, no activation order"
+    accepted = "gate and up of one scheme, down of the same width, no activation order"
     return _refused(path, parts, f"{accepted}; others in at most {_MOST_SINGLE} experts")
 
 
@@ -200,16 +209,18 @@ def product_of(path: str, module: Any) -> tuple[str, float]:
     raise _refused(path, f"the activation {activation}", "SiLU, or the clamped product of gpt-oss")
 
 
-def experts_source(checkpoint: Checkpoint, linears: Sequence[str], up: Zero, down: Zero) -> ExpertsSource:
+def experts_source(
+    checkpoint: Checkpoint, linears: Sequence[str], up: Zero | None = None, down: Zero | None = None
+) -> ExpertsSource:
     """Where the weights of a block's experts come from, expert by expert.
 
     Args:
         checkpoint: an opened checkpoint.
         linears: gate, up and down of every expert, by their names in the checkpoint.
-        up, down: the kind of zero points that the block has.
+        up, down: the kind of zero points that the block has; None for e4m3 weights.
     """
 
-    def source(place: int, zero: Zero) -> Callable[[int], LayerSource]:
+    def source(place: int, zero: Zero | None) -> Callable[[int], LayerSource]:
         def of(expert: int) -> LayerSource:
             name = linears[len(_PROJECTIONS) * expert + place]
             bias = (lambda: checkpoint.float_tensor(f"{name}.bias")) if checkpoint.layers[name].bias else None
@@ -221,10 +232,9 @@ def experts_source(checkpoint: Checkpoint, linears: Sequence[str], up: Zero, dow
     return ExpertsSource(count, source(0, up), source(1, up), source(2, down))
 
 
-def _like(zero: Zero, weight: object) -> QuantTensor:
+def _like(zero: Zero | None, weight: Weight) -> Weight:
     """A weight with its middle written out as zero points where other experts have zero points."""
-    assert isinstance(weight, QuantTensor)
-    if zero is not Zero.INTEGER or weight.zero is not None:
+    if not isinstance(weight, QuantTensor) or zero is not Zero.INTEGER or weight.zero is not None:
         return weight
     middle = torch.full(weight.scale.shape, 1 << (weight.bits - 1), dtype=torch.uint8)
     return replace(weight, zero=middle)

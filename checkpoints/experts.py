@@ -1,13 +1,14 @@
 """Layers of experts as files have them: one linear per expert and projection.
 
 transformers holds all experts of a block in two stacked parameters, ``gate_up_proj`` [E, 2I, H] (gate rows first) and
-``down_proj`` [E, H, I] (gpt-oss the other way round, see `ExpertsShape`), and the
-router as a bare weight. Files name each expert: ``experts.3.gate_proj``. Mixtral's
-say ``block_sparse_moe`` for ``mlp``, and w1, w3, w2 for gate, up, down, unless llmcompressor wrote them.
+``down_proj`` [E, H, I] (gpt-oss and Llama 4 the other way round, see `ExpertsShape`), and the router as a bare weight.
+Files name each expert: ``experts.3.gate_proj``. Mixtral's say ``block_sparse_moe`` for ``mlp``, and w1, w3, w2 for
+gate, up, down, unless llmcompressor wrote them.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ import torch
 
 # w1, w3, w2 are what Mixtral calls them, and what some writers of w4afp8 call the scales of their inputs.
 OLDER_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+# Before the names of a text model that is part of one of text and images.
+TEXT_PART = "language_model."
 _STACKED = ("gate_up_proj", "down_proj")
 
 
@@ -31,6 +34,7 @@ class ExpertsShape:
         transposed: ``gate_up_proj`` is [E, H, 2I] and ``down_proj`` [E, I, H], as in gpt-oss and Llama 4.
         interleaved: gate and up take turns, as in gpt-oss.
         bias: ``gate_up_proj_bias`` [E, 2I] and ``down_proj_bias`` [E, H] are there.
+        weighed: its only input is [E * T, H], the tokens once for each expert and weighed, as in Llama 4.
     """
 
     experts: int
@@ -39,6 +43,7 @@ class ExpertsShape:
     transposed: bool = False
     interleaved: bool = False
     bias: bool = False
+    weighed: bool = False
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> ExpertsShape | None:
@@ -52,7 +57,8 @@ class ExpertsShape:
             hidden, inner = inner, hidden
         interleaved = not getattr(module, "is_concatenated", True)
         bias = isinstance(getattr(module, "gate_up_proj_bias", None), torch.nn.Parameter)
-        return cls(experts, hidden, inner, transposed, interleaved, bias)
+        weighed = len(inspect.signature(module.forward).parameters) == 1
+        return cls(experts, hidden, inner, transposed, interleaved, bias, weighed)
 
     def linears(self, path: str) -> Iterator[tuple[str, tuple[int, int]]]:
         """Name and logical (N, K) of every linear that the module at ``path`` stands for."""
@@ -97,8 +103,11 @@ def names_in_file(stored: Iterable[str]) -> Callable[[str], str]:
     leaves = any(".experts.0.w1." in name and not name.endswith(".input_scale") for name in found)
 
     routers = any(".router.layer." in name for name in found)  # Granite's
+    part = any(name.startswith(f"{TEXT_PART}model.") for name in found)
 
     def rename(name: str) -> str:
+        if part:
+            name = TEXT_PART + name
         if routers:
             name = re.sub(r"\.router(?=\.|$)", ".router.layer", name)
         if block:

@@ -14,6 +14,7 @@ from halfbyte.checkpoints.expert_layers import experts_module
 from halfbyte.checkpoints.experts import ExpertsShape
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.scheme import Activations, Fp8Scheme
+from halfbyte.passes.weighed_inputs import WeighedInputs
 
 # Digit planes that hold a float activation to its own precision.
 _DIGITS = {torch.float32: 3, torch.float16: 2, torch.bfloat16: 2}
@@ -55,7 +56,7 @@ def build_model(
             _replace(
                 model, path, _quantized_module(checkpoint, path, layer, activations(layer), dtype, min_tokens)
             )
-        elif ExpertsShape.of(module) is not None:
+        elif (shape := ExpertsShape.of(module)) is not None:
 
             def linear(name: str) -> torch.nn.Module:
                 layer = checkpoint.layers[checkpoint.name_of(name)]
@@ -66,6 +67,10 @@ def build_model(
 
             made = experts_module(checkpoint, path, module, activations, _DIGITS[dtype], linear)
             _replace(model, path, made)
+            if shape.weighed:
+                block = path.rpartition(".")[0]
+                parts: Any = model.get_submodule(block)
+                _replace(model, block, WeighedInputs(parts.router, made, parts.shared_expert, parts.top_k))
     _replace_parameters(model, lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype))
     return model.eval()
 

@@ -12,7 +12,7 @@ import torch
 from halfbyte.checkpoints.architecture import Architecture, checked_config
 from halfbyte.checkpoints.checkpoint import FloatInfo, LayerInfo
 from halfbyte.checkpoints.decoder_shapes import architecture_of
-from halfbyte.checkpoints.experts import names_in_file
+from halfbyte.checkpoints.experts import TEXT_PART, names_in_file
 from halfbyte.checkpoints.float_parameters import (
     EMBEDDING,
     HEAD,
@@ -101,6 +101,12 @@ class ModelFolder:
     def _report_unused(self, used: set[str]) -> None:
         known = used | self.architecture.buffers
         unused = [name for name in self.tensors if name not in known and not name.endswith(_COMPUTED)]
+        if self.name_of("") == TEXT_PART:
+            images = [name for name in unused if not name.startswith(TEXT_PART)]
+            if images:
+                count = f"{len(images)} tensors are of another part, as {images[0][:200]}"
+                self.warnings.append(f"only the text model is compiled: {count}")
+            unused = [name for name in unused if name.startswith(TEXT_PART)]
         if any(name.endswith(_OF_CACHES) for name in unused):
             self.warnings.append(
                 "scales of quantized key and value caches are not used: caches are of --kv-cache"

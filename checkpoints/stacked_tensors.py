@@ -2,7 +2,8 @@
 
 transformers keeps them so in memory, and files written without its conversion have ``experts.gate_up_proj`` and
 ``experts.down_proj``, as gpt-oss and Llama 4 always do; Granite's call them ``input_linear`` and ``output_linear``.
-Packed and scaled parts are stacked slice by slice: ``experts.gate_up_proj.weight_packed`` [E, 2I, ceil(H / 8)].
+Packed and scaled parts are stacked slice by slice: ``experts.gate_up_proj.weight_packed`` [E, 2I, ceil(H / 8)]; so are
+transformers' own e4m3 experts, ``experts.gate_up_proj_scale_inv`` [E, 2I / 128, H / 128].
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from halfbyte.errors import CheckpointError
 
 _ZERO_POINTS = "weight_zero_point"  # compressed-tensors packs them along the outputs, eight to a word
 _PARTS = ("weight", "bias", "weight_packed", "weight_scale", "weight_scale_inv", _ZERO_POINTS)
+_SCALES = ("weight_scale", "weight_scale_inv")
 _SHAPE = "weight_shape"
 _OUTPUTS_PER_WORD = 8
 
@@ -63,7 +65,7 @@ def split_stacked(tensors: SafetensorsFolder, experts: Mapping[str, ExpertsShape
         stems |= {f"{path}.down_proj": "down", f"{block}.output_linear": "down"}
         for stem, side in stems.items():
             for part in (*_PARTS, _SHAPE):
-                for name in (f"{stem}.{part}", f"{stem}_{part}", *([stem] if part == "weight" else [])):
+                for name in _names(stem, part):
                     if name in tensors:
                         made = (
                             {}
@@ -71,6 +73,11 @@ def split_stacked(tensors: SafetensorsFolder, experts: Mapping[str, ExpertsShape
                             else dict(_split(name, part, path, side, shape, tensors[name]))
                         )
                         tensors.split(name, made)
+
+
+def _names(stem: str, part: str) -> tuple[str, ...]:
+    short = (stem + part.removeprefix("weight"),) if part.startswith("weight") else ()
+    return (f"{stem}.{part}", f"{stem}_{part}", *short)
 
 
 def _split(
@@ -82,6 +89,13 @@ def _split(
     per_row = _OUTPUTS_PER_WORD if words else 1
     rows, dimensions = -(-outputs // per_row), 2 if part == "bias" else 3
     found = stored.shape[1 + transposed : 2 + transposed]
+    if (
+        part in _SCALES
+        and len(stored.shape) == 3
+        and found != (rows,)
+        and _whole_blocks(side, shape, found[0])
+    ):
+        rows = found[0]
     fits = len(stored.shape) == dimensions and stored.shape[0] == shape.experts and found == (rows,)
     halves = side == "both" and per_row > 1  # a word must belong to gate or to up
     if not fits or (halves and (shape.interleaved or shape.inner % per_row)):
@@ -104,6 +118,13 @@ def _split(
         step, second = (2, 1) if shape.interleaved else (1, rows // 2)
         yield f"{path}.{expert}.gate_proj.{part}", _rows(whole, 0, step, rows // 2, transposed)
         yield f"{path}.{expert}.up_proj.{part}", _rows(whole, second, step, rows // 2, transposed)
+
+
+def _whole_blocks(side: str, shape: ExpertsShape, rows: int) -> bool:
+    """Whether `rows` of scales, each of a block of outputs, fall apart into gate's and up's."""
+    if side == "down":
+        return 0 < rows < shape.hidden
+    return rows > 0 and rows % 2 == 0 and shape.inner % (rows // 2) == 0 and not shape.interleaved
 
 
 def _rows(whole: StoredTensor, first: int, step: int, count: int, transposed: bool) -> StoredTensor:

@@ -11,6 +11,7 @@ from halfbyte.errors import CheckpointError
 if TYPE_CHECKING:
     from halfbyte.checkpoints import Checkpoint, LayerInfo
     from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
+    from halfbyte.lowering.kernels.fp8_moe import Fp8Moe
     from halfbyte.lowering.kernels.linear import Linear
     from halfbyte.lowering.kernels.moe import Moe
     from halfbyte.lowering.layer_program import ArchivedLayer
@@ -117,13 +118,18 @@ def _experts_kernels(
     named: tuple[str, Sequence[str]],
     dtype: str,
     options: Mapping[str, Any],
-) -> Moe:
+) -> Moe | Fp8Moe:
     """The kernels that compute the experts of a block."""
     from halfbyte.checkpoints.expert_layers import quantized_experts
+    from halfbyte.checkpoints.experts import ExpertsShape
     from halfbyte.layer_activations import LayerActivations
+    from halfbyte.lowering.kernels.fp8_moe import Fp8ExpertLinear, Fp8Moe
+    from halfbyte.lowering.kernels.fp8_packing import Fp8Packing
     from halfbyte.lowering.kernels.generator import Glu
     from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
     from halfbyte.lowering.layout import Packing
+    from halfbyte.passes.fp8_experts import Fp8Experts
+    from halfbyte.passes.scheme import Activations
 
     name, members = named
     try:
@@ -132,13 +138,23 @@ def _experts_kernels(
         raise _unknown(name) from None
     activations, digits = LayerActivations.of(options).choose, 3 if dtype == "f32" else 2
     experts = quantized_experts(checkpoint, name, module, members, activations, digits)
-    scheme, (inner, hidden) = experts.scheme, experts.shape
+    shape = ExpertsShape.of(module)
+    one_by_one = shape is not None and shape.weighed  # then every slot is a row of its own
+    (inner, hidden), slots = experts.shape, 1 if one_by_one else model.config.num_experts_per_tok
+    glu, count = Glu(experts.scheme.glu, experts.scheme.limit), experts.experts
+    up_shape, down_shape = (inner, hidden), (hidden, inner)
+    if isinstance(experts, Fp8Experts):
+        fp8 = experts.scheme
+        gate_up = Fp8ExpertLinear("up", Fp8Packing(*up_shape, fp8.up.block_inputs), fp8.bias)
+        back = Fp8ExpertLinear("down", Fp8Packing(*down_shape, fp8.down.block_inputs), fp8.bias)
+        quantized = experts.activations is Activations.FP8
+        return Fp8Moe(target.float_unit, count, slots, gate_up, back, dtype, quantized, glu, target.soft_f16)
+    scheme = experts.scheme
 
     def linear(kind: Literal["up", "down"], side: WeightScheme, shape: tuple[int, int]) -> ExpertLinear:
         packing = Packing(*shape, side.group_size, side.bits)
         return ExpertLinear(kind, packing, side.scale_dtype, side.zero, scheme.bias)
 
-    up, down = linear("up", scheme.up, (inner, hidden)), linear("down", scheme.down, (hidden, inner))
-    glu, slots = Glu(scheme.glu, scheme.limit), model.config.num_experts_per_tok
+    up, down = linear("up", scheme.up, up_shape), linear("down", scheme.down, down_shape)
     mode = (dtype, experts.activations, digits, glu, target.soft_f16)
-    return Moe(target.isa, experts.experts, slots, up, down, *mode)
+    return Moe(target.isa, count, slots, up, down, *mode)

@@ -30,7 +30,8 @@ class LayerCheck:
         name: as the archive calls it; merged layers and the experts of a block are checked as one.
         rows: tokens compared.
         equal: whether every output has the bits of the reference.
-        error: largest difference to the reference, over the largest output of its row.
+        error: largest difference to the reference, over the largest output of its row. For e4m3 weights what the
+            cast to 16 bits may do is taken off, and of experts with e4m3 activations what `fp8_flips` allows.
         limit: of ``error`` by the kernel's own promise: 0, or `FP8_LIMIT` for e4m3 weights.
         float_error: the same against the float layer (of experts, transformers' own module in float32): what
             quantizing the activations costs.
@@ -104,12 +105,13 @@ def _layer_bundle(
 
 
 def _entry(layer: ArchivedLayer) -> EntryPoint:
+    from halfbyte.lowering.kernels.fp8_moe import Fp8Moe
     from halfbyte.lowering.kernels.moe import Moe
     from halfbyte.runtime.manifest import EntryPoint, Tensor
 
     kernels = layer.linear
     given = [Tensor("x", ("T", layer.inputs), kernels.io)]
-    if isinstance(kernels, Moe):
+    if isinstance(kernels, Moe | Fp8Moe):
         given += [Tensor("ids", ("T", kernels.slots), "i64"), Tensor("weights", ("T", kernels.slots), "f32")]
     return EntryPoint(tuple(given), (Tensor("y", ("T", layer.outputs), kernels.io),))
 
@@ -119,6 +121,7 @@ def _check_layer(
 ) -> LayerCheck:
     import torch
 
+    from halfbyte.lowering.kernels.fp8_moe import Fp8Moe
     from halfbyte.lowering.kernels.moe import Moe
 
     kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -126,18 +129,22 @@ def _check_layer(
     x, io = x.to(kinds[layer.linear.io]), layer.linear.io
     if isinstance(layer.linear, Moe):
         reference = _experts_reference(checkpoint, layer, x, *routed, exact=output)
+    elif isinstance(layer.linear, Fp8Moe):
+        reference = _fp8_experts_reference(checkpoint, layer, x, *routed, exact=output)
     else:
         reference = _linear_reference(checkpoint, layer, x, seen[0][0])
     given = (reference.x.view(torch.uint16) if io == "bf16" else reference.x, *reference.routed)
     [raw] = runner.call(layer.function, *(value.contiguous().numpy() for value in given))
     got = torch.from_numpy(np.array(raw))
     got = (got.view(torch.bfloat16) if io == "bf16" else got).float()
-    want = reference.want.float()
+    want, allowed = reference.want.float(), reference.allowed
+    if reference.limit and io != "f32":  # the cast may fall to either side
+        allowed = allowed + torch.finfo(kinds[io]).eps * want.abs()
     return LayerCheck(
         layer.name,
         int(x.shape[0]),
         bool(torch.equal(got, want)),
-        _row_error(got.double(), want.double()),
+        _row_error(got.double(), want.double(), allowed),
         _row_error(got.double(), reference.exact.double()),
         reference.limit,
     )
@@ -145,13 +152,18 @@ def _check_layer(
 
 @dataclass(frozen=True)
 class _Reference:
-    """What a layer's function is given, what it should give, and what the float layer gives."""
+    """What a layer's function is given, what it should give, and what the float layer gives.
+
+    Attributes:
+        allowed: how far each result may be off beyond ``limit``, if at all.
+    """
 
     x: torch.Tensor
     want: torch.Tensor
     exact: torch.Tensor
     limit: float = 0.0
     routed: tuple[torch.Tensor, ...] = ()
+    allowed: torch.Tensor | float = 0.0
 
 
 def _linear_reference(
@@ -218,7 +230,38 @@ def _experts_reference(
     return _Reference(x, want, exact, routed=(ids, factors))
 
 
-def _row_error(got: torch.Tensor, want: torch.Tensor) -> float:
+def _fp8_experts_reference(
+    checkpoint: Checkpoint,
+    layer: ArchivedLayer,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    *,
+    exact: torch.Tensor,
+) -> _Reference:
+    import torch
+
+    from halfbyte.checkpoints.expert_layers import experts_source
+    from halfbyte.fp8_flips import fp8_flips
+    from halfbyte.lowering.kernels.fp8_moe import Fp8Moe
+    from halfbyte.passes.stacked_experts import stacked_parts
+    from halfbyte.passes.weight import Fp8Tensor
+
+    moe, factors = layer.linear, weights.float()
+    assert isinstance(moe, Fp8Moe)
+    source = experts_source(checkpoint, layer.members)
+    up, down = stacked_parts(source)
+    linears = (source.up(0).weight(), source.down(0).weight())
+    blocks = [size for w in linears if isinstance(w, Fp8Tensor) for size in (w.block_outputs, w.block_inputs)]
+    mode = ("fp8" if moe.quantized else "none", moe.glu.kind, moe.glu.limit)
+    want = torch.ops.halfbyte.fp8_block_moe(x, ids, factors, *up, *down, *blocks, *mode)
+    allowed = (
+        fp8_flips(source, x, ids, factors, (moe.glu.kind, moe.glu.limit), FP8_LIMIT) if moe.quantized else 0.0
+    )
+    return _Reference(x, want, exact, FP8_LIMIT, (ids, factors), allowed)
+
+
+def _row_error(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor | float = 0.0) -> float:
     largest = want.abs().amax(-1, keepdim=True).clamp_min(1e-30)
-    error = ((got - want).abs() / largest).amax()
+    error = (((got - want).abs() - allowed).clamp_min(0) / largest).amax()
     return float(error) if bool(error == error) else float("inf")

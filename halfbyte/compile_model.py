@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from halfbyte.lowering.splice import Spliced
     from halfbyte.lowering.targets.cpu import CpuTarget
     from halfbyte.passes.program import Program
+    from halfbyte.passes.scheme import Zero
     from halfbyte.passes.weight import Weight
     from halfbyte.runtime.manifest import Manifest, Model, Tensor
 
@@ -134,6 +135,7 @@ class _Watch:
 
 def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tuple[Program, _Facts]:
     from halfbyte.checkpoints import build_model, open_checkpoint
+    from halfbyte.checkpoints.quantized_head import with_head
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
     from halfbyte.passes.find_attention import DONE
     from halfbyte.passes.merge_linears import MergeLinears
@@ -144,7 +146,7 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
 
     with watch("load"):
         activations = LayerActivations.of(vars(options))
-        checkpoint = open_checkpoint(path)
+        checkpoint = with_head(open_checkpoint(path), options.lm_head)
         activations.check_patterns(checkpoint.layers.values())
         report = Report(warnings=list(checkpoint.warnings))
         for layer in checkpoint.layers.values():
@@ -212,6 +214,7 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
     """Says where every tensor of the graphs is read from when the archive is written."""
     from halfbyte.checkpoints.expert_layers import experts_source
     from halfbyte.checkpoints.model import float_parameter
+    from halfbyte.passes.fp8_experts import Fp8Experts
     from halfbyte.passes.fp8_linear import Fp8BlockLinear
     from halfbyte.passes.program import LayerSource, TensorSource
     from halfbyte.passes.quant_experts import QuantExperts
@@ -233,8 +236,10 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
         if isinstance(module, QuantLinear | Fp8BlockLinear):
             bias = None if module.bias is None else stored(f"{name}.bias")
             program.layers[name] = LayerSource(weight(name), bias, (checkpoint.name_of(name),))
-        elif isinstance(module, QuantExperts):
-            zeros = (module.scheme.up.zero, module.scheme.down.zero)
+        elif isinstance(module, QuantExperts | Fp8Experts):
+            zeros: tuple[Zero, ...] = ()
+            if isinstance(module, QuantExperts):
+                zeros = (module.scheme.up.zero, module.scheme.down.zero)
             program.experts[name] = experts_source(checkpoint, module.linears, *zeros)
             program.report.experts[name] = list(module.linears)
     first: dict[int, str] = {}

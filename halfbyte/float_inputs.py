@@ -30,14 +30,19 @@ def run_float(
     """
     import torch
 
+    from halfbyte.checkpoints.experts import ExpertsShape
+
     paths = {checkpoint.name_of(path): path for path, _ in model.named_modules()}
     seen: dict[str, LayerInputs] = {}
     hooks = []
 
     def keep(layer: ArchivedLayer, change: Callable[[LayerInputs], LayerInputs] | None) -> Any:
-        def hook(_: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        def hook(module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
             *given, gave = [value.detach().reshape(-1, value.shape[-1]) for value in (*inputs, output)]
             found = (tuple(given), gave)
+            shape = ExpertsShape.of(module)
+            if shape is not None and shape.weighed:
+                found = _unsorted(found, shape.experts, model.config.num_experts_per_tok)
             seen[layer.name] = found if change is None else change(found)
 
         return hook
@@ -58,6 +63,22 @@ def run_float(
         for hook in hooks:
             hook.remove()
     return seen, logits
+
+
+def _unsorted(seen: LayerInputs, experts: int, chosen: int) -> LayerInputs:
+    """From what Llama 4's experts are given, [E * T, H], to the rows of the experts chosen, their numbers, and ones.
+
+    Rows of the others are zeros.
+    """
+    import torch
+
+    (given,), gave = seen[0], seen[1]
+    rows, results = given.unflatten(0, (experts, -1)), gave.unflatten(0, (experts, -1))
+    ids = rows.abs().amax(-1).T.topk(chosen, -1).indices
+    places = torch.arange(ids.shape[0])[:, None]
+    each = ids.reshape(-1, 1)
+    own = (rows[ids, places].flatten(0, 1), each, torch.ones(each.shape))
+    return own, results[ids, places].flatten(0, 1)
 
 
 def _some(module: Any, layer: ArchivedLayer) -> Callable[[LayerInputs], LayerInputs]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +128,6 @@ def inspect(
     checkpoint = open_checkpoint(Path(model), glance=True)
     choice.check_patterns(checkpoint.layers.values())
     plans = tuple(_plan(layer, choice, on_unsupported) for layer in checkpoint.layers.values())
-    plans = _without_e4m3_experts(plans)
     config = {key: checkpoint.config[key] for key in _CONFIG if key in checkpoint.config}
     family = str(checkpoint.config.get("model_type", "unknown"))
     count = count_parameters(checkpoint)
@@ -155,17 +154,6 @@ def _plan(layer: LayerInfo, choice: LayerActivations, on_unsupported: str) -> La
     elif layer.reason:
         plan = f"float: {layer.reason}"
     return LayerPlan(layer.name, layer.shape, layer.storage, "float", None, "float", plan)
-
-
-def _without_e4m3_experts(plans: tuple[LayerPlan, ...]) -> tuple[LayerPlan, ...]:
-    """The same with the experts refused of blocks that have e4m3 weights in all of them."""
-
-    def block(plan: LayerPlan) -> str:
-        return plan.name.partition(".experts.")[0] if ".experts." in plan.name else ""
-
-    others = {block(plan) for plan in plans if not plan.scheme.startswith("e4m3")} | {""}
-    refused = "refused: experts with e4m3 weights"
-    return tuple(plan if block(plan) in others else replace(plan, plan=refused) for plan in plans)
 
 
 def group_layers(layers: Iterable[LayerPlan]) -> list[LayerGroup]:

@@ -34,6 +34,8 @@ class Verification:
         agreement: share of positions whose most likely token is the float model's.
         step_error: largest difference between forward's last logits and those of prefill and decode.
         failures: what is over its limit; empty when all is well.
+        head_kl: what rounding the head (``--lm-head``) costs by itself: the same divergence, between the float models
+            with the rounded head and with the checkpoint's own; None where it was kept.
     """
 
     layers: tuple[LayerCheck, ...]
@@ -43,6 +45,7 @@ class Verification:
     agreement: float
     step_error: float
     failures: tuple[str, ...]
+    head_kl: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -103,13 +106,15 @@ def verify(
     """
     from halfbyte.archived_layers import archived_layers
     from halfbyte.checkpoints import load_float_model, open_checkpoint
+    from halfbyte.checkpoints.quantized_head import with_head
     from halfbyte.float_inputs import run_float
     from halfbyte.runtime import load
 
     folder = Path(bundle)
     loaded = load(folder, device=device, threads=threads)
-    checkpoint = open_checkpoint(Path(model))
     report = json.loads((folder / "report.json").read_text())
+    own = open_checkpoint(Path(model))
+    checkpoint = with_head(own, report["options"].get("lm_head", "keep"))
     numbers = np.asarray(tokens if tokens is not None else _default_tokens(folder, loaded), np.int64)
     if len(numbers) < 2:
         raise UsageError("verify needs at least two tokens", found=str(len(numbers)))
@@ -118,7 +123,12 @@ def verify(
     inputs, expected = run_float(float_model, checkpoint, numbers, layers)
     checks = check_layers(folder, loaded, checkpoint, layers, inputs, report["options"])
     got = _logits(loaded, numbers)
-    return _judge(loaded, checks, numbers, got, expected, limits or Limits())
+    head_kl = None
+    if checkpoint is not own:
+        del float_model  # before the other one is read
+        before = run_float(load_float_model(own), own, numbers, [])[1]
+        head_kl = _divergence(before, expected)
+    return _judge(loaded, checks, numbers, got, expected, limits or Limits(), head_kl)
 
 
 def _default_tokens(folder: Path, bundle: Bundle) -> list[int]:
@@ -150,14 +160,14 @@ def _judge(
     got: Mapping[str, np.ndarray[Any, Any]],
     expected: np.ndarray[Any, Any],
     limits: Limits,
+    head_kl: float | None,
 ) -> Verification:
     model = bundle.manifest.model
     dynamic = any(layer.activations in ("int8", "fp8") for layer in bundle.manifest.layers)
     logits_limit, kl_limit = limits.settled(model.dtype, dynamic)
     forward, largest = got["forward"], float(np.abs(expected).max())
     error = float(np.abs(forward - expected).max() / largest)
-    p, q = _log_softmax(expected), _log_softmax(forward)
-    kl = float((np.exp(p) * (p - q)).sum(-1).mean())
+    kl = _divergence(expected, forward)
     agreement = float((forward.argmax(-1) == expected.argmax(-1)).mean())
     step_error = float(np.abs(got["step"] - forward[-1]).max() / largest)
     failures = []
@@ -174,8 +184,14 @@ def _judge(
             f"prefill and decode: differ from forward by {step_error:.2e}, over {logits_limit:.0e}"
         )
     return Verification(
-        tuple(checks), len(tokens), error, max(kl, 0.0), agreement, step_error, tuple(failures)
+        tuple(checks), len(tokens), error, max(kl, 0.0), agreement, step_error, tuple(failures), head_kl
     )
+
+
+def _divergence(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> float:
+    """Mean over the rows, in nats."""
+    p, q = _log_softmax(expected), _log_softmax(got)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
 def _log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

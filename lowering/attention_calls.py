@@ -35,21 +35,14 @@ class Called:
 def _attention(target: CpuTarget, op: Any) -> Called:
     q, keys, values, position, sinks, *settings = op.operands
     operands = (q, keys, values, position, *([] if is_none(sinks) else [sinks]))
-    value_width, scale, window, softcap = map(constant, settings)
+    value_width, scale, window, softcap, chunk = map(constant, settings)
     queries, cache = Shaped.of(q), Shaped.of(keys)
     (tokens, heads, width), (key_heads, blocks) = queries.shape, cache.shape[:2]
     assert heads is not None and width is not None and key_heads is not None
-    shape = AttentionShape(heads // key_heads, width, value_width, scale, window, softcap, not is_none(sinks))
-    io = queries.dtype
-    kernel = Attention(
-        best_unit(target.features, shape, cache.dtype),
-        shape,
-        io,
-        io,
-        cache.dtype,
-        tokens == 1,
-        target.soft_f16,
-    )
+    bounds = (window, softcap, not is_none(sinks), chunk)
+    shape = AttentionShape(heads // key_heads, width, value_width, scale, *bounds)
+    io, unit = queries.dtype, best_unit(target.features, shape, cache.dtype, tokens == 1)
+    kernel = Attention(unit, shape, io, io, cache.dtype, tokens == 1, target.soft_f16)
     out = Shaped((tokens, heads * value_width), io).type
     symbol = f"{kernel.symbol}_h{heads}_{_count(tokens)}_{_count(blocks)}"
     text = render(

@@ -34,10 +34,11 @@ class Attending:
     def __init__(self, caches: list[torch.Tensor] | str, position: torch.Tensor, config: Any) -> None:
         self._caches, self._position = caches, position
         window = getattr(config, "sliding_window", None) or 0
-        everything, near = (torch.ones(1, 1, 1, 1, dtype=torch.bool) for _ in range(2))
-        self._windows = {id(everything): 0, id(near): window}
-        by_kind = {"full_attention": everything, "sliding_attention": near}
-        self.masks = by_kind if getattr(config, "layer_types", None) else near
+        chunk = getattr(config, "attention_chunk_size", None) or 0
+        everything, near, together = (torch.ones(1, 1, 1, 1, dtype=torch.bool) for _ in range(3))
+        self._bounds = {id(everything): (0, 0), id(near): (window, 0), id(together): (0, chunk)}
+        kinds = {"full_attention": everything, "sliding_attention": near, "chunked_attention": together}
+        self.masks = kinds if getattr(config, "layer_types", None) else near
         self._turned: dict[int, tuple[Any, ...]] = {}
         self.is_compileable = True
 
@@ -46,8 +47,8 @@ class Attending:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return keys, values
 
-    def get_seq_length(self, *_: Any) -> int:
-        return 0
+    def get_seq_length(self, *_: Any) -> torch.Tensor:
+        return self._position  # Llama 4 scales queries by their positions
 
     def get_mask_sizes(self, *_: Any) -> tuple[int, int]:
         return 1, 0
@@ -66,13 +67,14 @@ class Attending:
     ) -> tuple[torch.Tensor, None]:
         """An attention function of transformers: q, k, v are those of the new tokens, [1, heads, T, D]."""
         ops: Any = torch.ops.halfbyte
-        if id(attention_mask) not in self._windows:
+        if id(attention_mask) not in self._bounds:
             raise UnsupportedLayerError(
                 "an attention layer makes a mask of its own",
                 where=f"{type(module).__name__} {module.layer_idx}",
                 found=str(getattr(attention_mask, "shape", attention_mask)),
                 accepted="the mask that the model was called with",
             )
+        window, chunk = self._bounds[id(attention_mask)]
         k, v = _by_token(key), _by_token(value)
         if isinstance(self._caches, str):
             keys, values = ops.blank_caches(k, v, self._caches)
@@ -97,8 +99,9 @@ class Attending:
             None if s_aux is None else s_aux.float(),
             width,
             float(q.shape[2] ** -0.5 if scaling is None else scaling),
-            self._windows[id(attention_mask)],
+            window,
             softcap or 0.0,
+            chunk,
         )
         return out.to(query.dtype).reshape(1, q.shape[0], q.shape[1], width), None
 

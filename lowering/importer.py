@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from halfbyte.errors import CompilerError, UnsupportedLayerError
+from halfbyte.passes.ops.topk import MOST_TAKEN, MOST_VALUES, TOPK_DTYPES
 
 _aten = torch.ops.aten
 _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -37,25 +38,31 @@ class Imported:
     names: Mapping[str, list[str]]
 
 
-def topk_by_argmax(
+def topk(
     x: torch.Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """aten.topk along the last dimension as k argmaxes.
+    """aten.topk along the last dimension as ``halfbyte::topk``, or as k argmaxes where that does not take it.
 
-    IREE 3.13 sorts in place on one shared iota, so the second topk of a program is wrong.
+    IREE 3.13 sorts in place on one shared iota, so the second topk of a program is wrong. Argmaxes take the first of
+    equal values.
     """
     if not largest or dim not in (-1, x.dim() - 1):
         raise CompilerError(
             "only the largest values along the last dimension can be taken", where="aten.topk"
         )
-    places = torch.arange(x.shape[-1])
-    values, indices = [], []
+    width = x.shape[-1]
+    if x.dtype in TOPK_DTYPES and isinstance(width, int) and width <= MOST_VALUES and 1 <= k <= MOST_TAKEN:
+        found = torch.ops.halfbyte.topk(x.reshape(-1, width), k, sorted)
+        values, indices = (part.reshape(*x.shape[:-1], k) for part in found)
+        return values, indices
+    places = torch.arange(width)
+    best, where = [], []
     for _ in range(k):
         value, index = torch.max(x, -1)
-        values.append(value)
-        indices.append(index)
+        best.append(value)
+        where.append(index)
         x = torch.where(places == index[..., None], float("-inf"), x)
-    return torch.stack(values, -1), torch.stack(indices, -1)
+    return torch.stack(best, -1), torch.stack(where, -1)
 
 
 def right_shift(x: torch.Tensor, by: torch.Tensor | int) -> torch.Tensor:
@@ -79,7 +86,7 @@ def decompositions() -> dict[Any, Any]:
         [_aten.squeeze.dims, _aten.index_copy, _aten.linspace.Tensor_Tensor]
     )
     table.update(extra)
-    table[_aten.topk.default] = topk_by_argmax
+    table[_aten.topk.default] = topk
     table[_aten.gelu.default] = gelu
     table[_aten.__rshift__.Tensor] = table[_aten.__rshift__.Scalar] = right_shift
     return dict(table.items())

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
+from halfbyte.lowering.kernels.fp8_moe import Fp8Moe
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.kernels.moe import Moe
 from halfbyte.lowering.parameters import TensorSpec
@@ -26,7 +27,7 @@ class ArchivedLayer:
     """
 
     name: str
-    linear: Linear | Fp8Linear | Moe
+    linear: Linear | Fp8Linear | Moe | Fp8Moe
     members: tuple[str, ...] = ()
 
     @property

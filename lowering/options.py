@@ -21,6 +21,8 @@ class CompileOptions:
         max_context: positions of the key and value caches; None: the model's own limit, at most 2048.
         cpu: ``host``, or names of `halfbyte.lowering.targets.cpu.names` separated by commas: a program for each,
             of which the runtime takes the best that the machine can run.
+        lm_head: ``keep`` leaves the head as the checkpoint has it; ``int8`` (groups of 64) and ``int4`` (of 32) round
+            one that is in float. `verify` tells what that costs.
         on_unsupported: ``error`` refuses a model with layers that cannot be computed as quantized; ``float``
             computes those with their dequantized weights.
         dtype: of activations: ``f32``, ``f16`` or ``bf16``.
@@ -36,6 +38,7 @@ class CompileOptions:
     min_tokens: int = 0
     max_context: int | None = None
     cpu: str = "host"
+    lm_head: Literal["keep", "int8", "int4"] = "keep"
     on_unsupported: Literal["error", "float"] = "error"
     dtype: Literal["f32", "f16", "bf16"] = "f32"
     kv_cache: Literal["f32", "f16", "bf16"] = "f32"

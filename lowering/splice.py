@@ -7,10 +7,11 @@ what its caller gives: tokens, a position, caches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from iree.compiler import ir
 
 from halfbyte.errors import CompilerError
 from halfbyte.lowering.attention_calls import ATTENTION
+from halfbyte.lowering.expert_calls import ExpertsCall, fp8_block_moe_call, moe_call
 from halfbyte.lowering.imported_values import (
     Shaped,
     builtin,
@@ -30,16 +32,14 @@ from halfbyte.lowering.imported_values import (
 )
 from halfbyte.lowering.importer import Imported
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
-from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Glu, Kernel, Quantize, render
+from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, TopK, render
 from halfbyte.lowering.kernels.linear import Linear
-from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.passes.program import LayerSource, Program, state_value
 from halfbyte.passes.report import LayerRow
 from halfbyte.passes.scheme import Activations, Zero, mode_name
-from halfbyte.passes.stacked_experts import stacked_source
 from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"
@@ -96,10 +96,12 @@ class _Splicer:
         lowerings: Mapping[str, Callable[[str, Any], None]] = {
             "torch.halfbyte.linear": self._linear,
             "torch.halfbyte.fp8_block_linear": self._fp8_block_linear,
-            "torch.halfbyte.moe": self._moe,
+            "torch.halfbyte.moe": functools.partial(self._experts, moe_call),
+            "torch.halfbyte.fp8_block_moe": functools.partial(self._experts, fp8_block_moe_call),
             "torch.halfbyte.cache_append": self._cache_append,
             **dict.fromkeys(ATTENTION, self._attention),
             "torch.halfbyte.quantize_per_token": self._quantize_per_token,
+            "torch.halfbyte.topk": self._topk,
         }
         for op in operators(function):
             name = ir.StringAttr(op.attributes["name"]).value
@@ -239,41 +241,30 @@ class _Splicer:
         [y] = call(wrapper, [result.type], [builtin(x), *weights])
         replace(op, [y])
 
-    def _moe(self, entry: str, op: Any) -> None:
-        x, ids, factors, *rest = op.operands
-        up, down, settings = rest[:5], rest[5:10], rest[10:]
-        bits, up_group, down_group, activations, digits, glu, limit = (constant(value) for value in settings)
-        shaped, slots = Shaped.of(x), Shaped.of(ids).shape[-1]
-        name = self._state_name(entry, up[0]).removesuffix(".up_codes")
-        experts, both, _ = Shaped.of(up[0]).shape
-        hidden = shaped.shape[-1]
-        assert experts is not None and both is not None and hidden is not None and slots is not None
-        moe = Moe(
-            self.target.isa,
-            experts,
-            slots,
-            _expert_linear("up", up, Packing(both // 2, hidden, up_group, bits)),
-            _expert_linear("down", down, Packing(hidden, both // 2, down_group, bits)),
-            shaped.dtype,
-            Activations(activations),
-            digits,
-            Glu(glu, limit),
-            self.target.soft_f16,
-        )
+    def _experts(self, made: Callable[[CpuTarget, Any], ExpertsCall], entry: str, op: Any) -> None:
+        """A call of the experts' function with their packed weights, in place of the operator."""
+        found = made(self.target, op)
+        moe, sides = found.kernels, (found.up, found.down)
+        x, ids, factors = list(op.operands)[:3]
+        name = self._state_name(entry, sides[0][0]).removesuffix(".up_codes")
         source = self.program.experts.get(name)
         if source is None:  # a graph that uses the operator itself: its state is the weights
-            sides = [[None if is_none(p) else self._state(entry, p) for p in side] for side in (up, down)]
-            inputs, groups = (hidden, both // 2), (up_group, down_group)
+            up, down = ([None if is_none(p) else self._state(entry, p) for p in side] for side in sides)
             with _own_weight(name):
-                source = stacked_source(name, sides[0], sides[1], inputs, groups, bits)
+                source = found.own(name, up, down)
+                for expert in range(source.experts):
+                    for linear in (source.gate, source.up, source.down):
+                        linear(expert).weight()  # an error, if it makes no sense
                 scheme = source.up(0).weight().scheme
-            mode, storage = mode_name(scheme, Activations(activations)), f"graph, {experts} experts"
-            self.own[name] = LayerRow(name, (both, hidden), storage, str(scheme), activations, mode)
+            assert up[0] is not None
+            shape = (int(up[0].shape[1]), moe.inputs)
+            mode, storage = mode_name(scheme, found.activations), f"graph, {source.experts} experts"
+            self.own[name] = LayerRow(name, shape, storage, str(scheme), found.activations.value, mode)
         group = self.parameters.add(name, self.target.pack_experts(name, moe, source))
         self.kernels |= dict.fromkeys(source.members(), moe.label)
         self._use(moe.kernels)
         self.helpers[moe.symbol] = moe.text()
-        tokens = shaped.shape[0]
+        tokens = Shaped.of(x).shape[0]
         wrapper = f"{moe.symbol}_{'d' if tokens is None else tokens}"
         self.helpers[wrapper] = render(
             "moe_tokens.mlir.j2",
@@ -340,6 +331,18 @@ class _Splicer:
         types = [Shaped.of(result).type for result in op.results]
         replace(op, call(name, types, [builtin(x)]))
 
+    def _topk(self, entry: str, op: Any) -> None:
+        x, *settings = op.operands
+        (rows, width), taken, in_order = Shaped.of(x).shape, *map(constant, settings)
+        assert width is not None
+        kernel = TopK(width, taken, bool(in_order), Shaped.of(x).dtype)
+        self._use([kernel])
+        name = f"{kernel.symbol}_{'d' if rows is None else rows}"
+        self.helpers[name] = render(
+            "topk_rows.mlir.j2", name=name, kernel=kernel.symbol, M=rows, E=width, k=taken, io=kernel.io
+        )
+        replace(op, call(name, [Shaped.of(result).type for result in op.results], [builtin(x)]))
+
     def _use(self, kernels: Any) -> None:
         kernel: Kernel
         for kernel in kernels:
@@ -357,12 +360,6 @@ class _Splicer:
                 found=str(value)[:200],
             )
         return name
-
-
-def _expert_linear(kind: Literal["up", "down"], parts: Sequence[Any], packing: Packing) -> ExpertLinear:
-    _, scale, zero, minimum, bias = parts
-    known = Zero.MINIMUM if not is_none(minimum) else Zero.SYMMETRIC if is_none(zero) else Zero.INTEGER
-    return ExpertLinear(kind, packing, Shaped.of(scale).dtype, known, not is_none(bias))
 
 
 @contextmanager

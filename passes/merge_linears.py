@@ -134,9 +134,9 @@ def _merge(
         program.layers[name] = LayerSource(
             lambda: join_weights(name, (source.weight() for source in sources), total),
             _join_biases([source.bias for source in sources if source.bias]) if has_bias else None,
-            members,
+            tuple(member for source in sources for member in source.members),
         )
-    return name, members
+    return name, program.layers[name].members
 
 
 def merged_name(members: tuple[str, ...]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from halfbyte.passes.fp8_experts import Fp8Experts
 from halfbyte.passes.ops.swiglu import OAI_SLOPE
 from halfbyte.passes.quant_experts import QuantExperts
 
@@ -34,7 +35,7 @@ class SingleExpert(torch.nn.Module):
 
 
 class MixedExperts(torch.nn.Module):
-    """Experts of a block whose schemes differ: those alike by ``halfbyte::moe``, the others one by one.
+    """Experts of a block whose schemes differ: those alike by one operator for each kind, the others one by one.
 
     An expert by itself computes all tokens, and its result counts where a token was sent to it.
 
@@ -47,7 +48,7 @@ class MixedExperts(torch.nn.Module):
     def __init__(
         self,
         experts: int,
-        alike: Sequence[tuple[QuantExperts, Sequence[int]]],
+        alike: Sequence[tuple[QuantExperts | Fp8Experts, Sequence[int]]],
         single: Mapping[int, SingleExpert],
     ) -> None:
         super().__init__()

@@ -12,11 +12,12 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """scale of the scores, positions a token sees (0: all), bound of the scores (0: none)."""
+    """scale of the scores, positions a token sees (0: all), bound of the scores (0: none), positions of a chunk."""
 
     scale: float
     window: int = 0
     softcap: float = 0.0
+    chunk: int = 0
 
 
 def attention(q: Array, k: Array, v: Array, position: int, rule: Rule, sinks: Array | None = None) -> Array:
@@ -27,6 +28,7 @@ def attention(q: Array, k: Array, v: Array, position: int, rule: Rule, sinks: Ar
     for t in range(tokens):
         last = position + t
         first = max(0, last - rule.window + 1) if rule.window else 0
+        first = last // rule.chunk * rule.chunk if rule.chunk else first
         for h in range(heads):
             scores = k[first : last + 1, h // group].astype(np.float64) @ q[t, h].astype(np.float64)
             scores *= rule.scale

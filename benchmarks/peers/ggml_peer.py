@@ -19,7 +19,7 @@ import numpy as np
 
 from peers import Problem
 
-_F32, _Q4_0, _Q8_0 = 0, 2, 8
+F32, Q4_0, Q8_0, I32 = 0, 2, 8, 26
 _BLOCK = 32
 _Pointer, _Size, _Int, _Long = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
 
@@ -32,6 +32,10 @@ class _InitParameters(ctypes.Structure):
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ggml_init": (_Pointer, [_InitParameters]),
     "ggml_new_tensor_2d": (_Pointer, [_Pointer, _Int, _Long, _Long]),
+    "ggml_new_tensor_3d": (_Pointer, [_Pointer, _Int, _Long, _Long, _Long]),
+    "ggml_mul_mat_id": (_Pointer, [_Pointer, _Pointer, _Pointer, _Pointer]),
+    "ggml_swiglu_split": (_Pointer, [_Pointer, _Pointer, _Pointer]),
+    "ggml_mul": (_Pointer, [_Pointer, _Pointer, _Pointer]),
     "ggml_mul_mat": (_Pointer, [_Pointer, _Pointer, _Pointer]),
     "ggml_new_graph": (_Pointer, [_Pointer]),
     "ggml_build_forward_expand": (None, [_Pointer, _Pointer]),
@@ -79,13 +83,10 @@ class Ggml:
         self.bits = bits
 
     def build(self, problem: Problem) -> None:
-        self.library = library = _Library()
-        self.outputs = problem.outputs
-        self.backend = library.ggml_backend_cpu_init()
-        library.ggml_backend_cpu_set_n_threads(self.backend, problem.threads)
-        self.plain = library.ggml_backend_cpu_buffer_type()
+        self._start(problem.threads)
+        library, self.outputs = self.library, problem.outputs
         context = self._context(len(problem.codes))
-        kind = _Q4_0 if self.bits == 4 else _Q8_0
+        kind = Q4_0 if self.bits == 4 else Q8_0
         self.weights = [
             library.ggml_new_tensor_2d(context, kind, problem.inputs, problem.outputs) for _ in problem.codes
         ]
@@ -97,9 +98,15 @@ class Ggml:
             assert packed.nbytes == library.ggml_nbytes(tensor)
             library.ggml_backend_tensor_set(tensor, packed.ctypes.data, 0, packed.nbytes)
 
+    def _start(self, threads: int) -> None:
+        self.library = library = _Library()
+        self.backend = library.ggml_backend_cpu_init()
+        library.ggml_backend_cpu_set_n_threads(self.backend, threads)
+        self.plain = library.ggml_backend_cpu_buffer_type()
+
     def calls(self, x: np.ndarray[Any, Any]) -> list[Callable[[], Any]]:
         library, context = self.library, self._context(2 * len(self.weights) + 1)
-        rows = library.ggml_new_tensor_2d(context, _F32, x.shape[1], x.shape[0])
+        rows = library.ggml_new_tensor_2d(context, F32, x.shape[1], x.shape[0])
         products = [library.ggml_mul_mat(context, weight, rows) for weight in self.weights]
         library.ggml_backend_alloc_ctx_tensors_from_buft(context, self.plain)
         library.ggml_backend_tensor_set(rows, np.ascontiguousarray(x).ctypes.data, 0, x.nbytes)

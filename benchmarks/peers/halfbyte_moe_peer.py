@@ -1,4 +1,4 @@
-"""halfbyte: ``halfbyte::moe`` after routing, experts in the runtime's own memory."""
+"""halfbyte: ``halfbyte::moe`` and ``fp8_block_moe`` after routing, experts in the runtime's own memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import iree.runtime as rt
 import numpy as np
 import torch
 
+from halfbyte.lowering.kernels.fp8_moe import Fp8ExpertLinear, Fp8Moe
+from halfbyte.lowering.kernels.fp8_packing import Fp8Packing
 from halfbyte.lowering.kernels.generator import Glu
 from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.passes.program import ExpertsSource, LayerSource
 from halfbyte.passes.scheme import Activations, Zero
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 from halfbyte.runtime.device_array import DeviceArray
 from peers.halfbyte_program import LoadedProgram
 from peers.moe_problem import Array, MoeProblem
@@ -47,6 +49,15 @@ class HalfbyteMoe:
 
             return lambda expert: LayerSource(lambda: weight(expert), None, (part,))
 
+        self._load(target, moe, problem, source)
+
+    def _load(
+        self,
+        target: CpuTarget,
+        moe: Moe | Fp8Moe,
+        problem: MoeProblem,
+        source: Callable[[str], Callable[[int], LayerSource]],
+    ) -> None:
         experts = ExpertsSource(problem.experts, source("gate"), source("up"), source("down"))
         group = target.pack_experts("moe", moe, experts)
         self.program = LoadedProgram(target, problem.threads, [("moe", moe, group)])
@@ -63,3 +74,24 @@ class HalfbyteMoe:
     def result(self, returned: Any) -> Array:
         view = returned.get_as_object(0, rt.HalBufferView)
         return np.asarray(DeviceArray(self.program.device.hal, view, "f32").numpy())
+
+
+class HalfbyteFp8Moe(HalfbyteMoe):
+    """The same with the weights in e4m3, which holds their codes exactly: twice the bytes."""
+
+    def build(self, problem: MoeProblem) -> None:
+        target = CpuTarget.named(problem.cpu)
+        up = Fp8ExpertLinear("up", Fp8Packing(problem.inner, problem.hidden, problem.group), False)
+        down = Fp8ExpertLinear("down", Fp8Packing(problem.hidden, problem.inner, problem.group), False)
+        mode = ("f32", self.activations is Activations.FP8, Glu("silu"), target.soft_f16)
+        moe = Fp8Moe(target.float_unit, problem.experts, problem.slots, up, down, *mode)
+
+        def source(part: str) -> Callable[[int], LayerSource]:
+            def weight(expert: int) -> Fp8Tensor:
+                codes, scale = problem.weight(expert, part)
+                values = torch.from_numpy(codes.astype(np.float32) - 8).to(torch.float8_e4m3fn)
+                return Fp8Tensor(part, values.view(torch.uint8), torch.from_numpy(scale), 1, problem.group)
+
+            return lambda expert: LayerSource(lambda: weight(expert), None, (part,))
+
+        self._load(target, moe, problem, source)

@@ -77,8 +77,12 @@ MOE_PEERS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
     "halfbyte": ("halfbyte_moe_peer", "HalfbyteMoe", ("int8",)),
     "halfbyte_float": ("halfbyte_moe_peer", "HalfbyteMoe", ("none",)),
     "halfbyte_fp8": ("halfbyte_moe_peer", "HalfbyteMoe", ("fp8",)),
+    "halfbyte_e4m3": ("halfbyte_moe_peer", "HalfbyteFp8Moe", ("fp8",)),
+    "halfbyte_e4m3_float": ("halfbyte_moe_peer", "HalfbyteFp8Moe", ("none",)),
     "ort": ("onnxruntime_moe_peer", "OnnxRuntimeMoe", (4,)),
     "ort_float": ("onnxruntime_moe_peer", "OnnxRuntimeMoe", (0,)),
+    "ggml": ("ggml_moe_peer", "GgmlMoe", ()),
+    "zentorch": ("zentorch_moe_peer", "ZentorchMoe", ()),
 }
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import typer
 
 # In the order of --help. A command is the function NAME_command in the module of its name.
-COMMANDS = ("inspect", "compile", "generate", "run", "logits", "verify", "devices", "version")
+COMMANDS = ("inspect", "compile", "generate", "bench", "run", "logits", "verify", "devices", "version")
 
 
 def make_app() -> typer.Typer:

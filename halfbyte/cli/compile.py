@@ -73,6 +73,14 @@ def compile_command(
             "16 bits take half the memory, and half the time where long contexts wait for it.",
         ),
     ] = "f32",
+    lm_head: Annotated[
+        str,
+        typer.Option(
+            "--lm-head",
+            metavar="keep|int8|int4",
+            help="A head in float: keep it, or round it in groups. `halfbyte verify` says what that costs.",
+        ),
+    ] = "keep",
     on_unsupported: OnUnsupportedOption = "error",
     dump_dir: Annotated[
         Path | None,
@@ -100,6 +108,7 @@ def compile_command(
         min_tokens=min_tokens,
         max_context=max_context,
         cpu=cpu,
+        lm_head=choice("--lm-head", lm_head, ("keep", "int8", "int4")),  # type: ignore[arg-type]
         on_unsupported=choice("--on-unsupported", on_unsupported, ("error", "float")),  # type: ignore[arg-type]
         dtype=choice("--dtype", dtype, ("f32", "f16", "bf16")),  # type: ignore[arg-type]
         kv_cache=choice("--kv-cache", kv_cache, ("f32", "f16", "bf16")),  # type: ignore[arg-type]

@@ -65,6 +65,8 @@ def verify_command(
             f"logits against the float model: error {found.logits_error:.2e}, KL {found.kl:.2e}, "
             f"same token {100 * found.agreement:.1f} %"
         )
+        if found.head_kl is not None:
+            typer.echo(f"rounding the head costs: KL {found.head_kl:.2e}")
         typer.echo(f"prefill and decode against forward: {found.step_error:.2e}")
     if found.failures:
         shown = "\n  ".join(found.failures[:20])

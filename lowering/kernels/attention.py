@@ -73,6 +73,7 @@ class AttentionShape:
         window: positions a token sees, itself included; 0 for all.
         softcap: bound of the scores; 0 for none.
         sinks: a score per query head takes part in the softmax and has no value.
+        chunk: a token sees the positions of its own chunk of so many; 0 for all.
     """
 
     group: int
@@ -82,6 +83,7 @@ class AttentionShape:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    chunk: int = 0
 
     @property
     def padded(self) -> int:
@@ -91,13 +93,13 @@ class AttentionShape:
     @property
     def fits_tiles(self) -> bool:
         """Whether 16 rows of it fit tile registers and a stack of 64 KiB."""
-        whole = self.key_width % 32 == 0 and self.value_width % 16 == 0 and not self.window
+        whole = self.key_width % 32 == 0 and self.value_width % 16 == 0 and not (self.window or self.chunk)
         return whole and _tile_rows(self) > 0
 
     @property
     def label(self) -> str:
         parts = [f"g{self.group}", f"{self.key_width}x{self.value_width}", _spelled("scale", self.scale)]
-        parts += [f"window{self.window}"] * bool(self.window)
+        parts += [f"window{self.window}"] * bool(self.window) + [f"chunk{self.chunk}"] * bool(self.chunk)
         parts += [_spelled("cap", self.softcap)] * bool(self.softcap)
         return "_".join([*parts, *["sinks"] * self.sinks])
 
@@ -173,6 +175,7 @@ class Attention:
             Dv16=shape.padded,
             planes=planes,
             window=shape.window,
+            chunk=shape.chunk,
             softcap=shape.softcap,
             cap_log2=_float32(shape.softcap * _LOG2E),
             cap_log2_twice=_float32(2 * shape.softcap * _LOG2E),

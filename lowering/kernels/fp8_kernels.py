@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Literal
 
-from halfbyte.lowering.kernels.generator import ROW_BLOCK, render, soft_suffix
+from halfbyte.lowering.kernels.generator import ROW_BLOCK, Glu, render, soft_suffix
 
 
 class FloatUnit(Enum):
@@ -42,12 +43,14 @@ class Fp8Values:
         quantized: to e4m3; else x stays float.
         planes: of bf16 that the values are cut into, or 0 for float32.
         soft_f16: the CPU has no instruction that casts f16.
+        slots: rows are those of the tokens that a list of slots names.
     """
 
     io: str
     quantized: bool
     planes: int
     soft_f16: bool = False
+    slots: bool = False
 
     @property
     def _mode(self) -> str:
@@ -56,7 +59,8 @@ class Fp8Values:
     @property
     def symbol(self) -> str:
         planes = f"_planes{self.planes}" if self.planes else ""
-        return f"halfbyte_values_{self._mode}{planes}_{self.io}{soft_suffix(self.soft_f16, self.io)}"
+        kind = "_slots" if self.slots else ""
+        return f"halfbyte_values{kind}_{self._mode}{planes}_{self.io}{soft_suffix(self.soft_f16, self.io)}"
 
     def text(self) -> str:
         return render(
@@ -66,6 +70,7 @@ class Fp8Values:
             mode=self._mode,
             planes=self.planes,
             soft_f16=self.soft_f16,
+            slots=self.slots,
         )
 
 
@@ -79,6 +84,8 @@ class Fp8Gemm:
         io: dtype of the result.
         bias: whether a bias is added.
         soft_f16: the CPU has no instruction that casts f16.
+        experts: None, or which linear of experts it is: ``up`` (gate and up) or ``down``.
+        glu: of ``up``.
     """
 
     unit: FloatUnit
@@ -86,16 +93,26 @@ class Fp8Gemm:
     io: str
     bias: bool
     soft_f16: bool = False
+    experts: Literal["up", "down"] | None = None
+    glu: Glu | None = None
 
     @property
     def symbol(self) -> str:
         planes = f"_planes{self.planes}" if self.planes else ""
         rest = ("_bias" if self.bias else "") + ("_softf16" if self.soft_f16 else "")
-        return f"halfbyte_gemm_fp8{planes}_{self.unit.name.lower()}_{self.io}{rest}"
+        experts = f"{self.experts}_{f'{self.glu}_' if self.glu else ''}" if self.experts else ""
+        return f"halfbyte_gemm_{experts}fp8{planes}_{self.unit.name.lower()}_{self.io}{rest}"
 
     def text(self) -> str:
-        values = dict(
-            name=self.symbol, io=self.io, bias=self.bias, soft_f16=self.soft_f16, row_block=ROW_BLOCK
+        values: dict[str, Any] = dict(
+            name=self.symbol,
+            io=self.io,
+            bias=self.bias,
+            soft_f16=self.soft_f16,
+            row_block=ROW_BLOCK,
+            experts=self.experts,
+            glu=self.glu.kind if self.glu else None,
+            glu_bits=self.glu.bits if self.glu else {},
         )
         if self.unit.pairs:
             tiles = self.unit is FloatUnit.TILES

@@ -212,6 +212,40 @@ class CacheAppend:
         return render("cache_append.mlir.j2", name=self.symbol, io=self.io, tokens=16)
 
 
+@dataclass(frozen=True)
+class TopK:
+    """``topk.mlir.j2``: the largest of every row.
+
+    Attributes:
+        values: of a row.
+        taken: how many of them.
+        in_order: whether they fall.
+        io: dtype.
+    """
+
+    values: int
+    taken: int
+    in_order: bool
+    io: str
+
+    @property
+    def symbol(self) -> str:
+        return f"halfbyte_topk_{self.taken}_of_{self.values}_{'sorted_' if self.in_order else ''}{self.io}"
+
+    def text(self) -> str:
+        return render(
+            "topk.mlir.j2",
+            name=self.symbol,
+            io=self.io,
+            E=self.values,
+            k=self.taken,
+            in_order=self.in_order,
+            partial=64 * self.taken <= self.values,
+            depth=2 * (self.values.bit_length() - 1),
+            rows=8,
+        )
+
+
 def soft_suffix(soft: bool, *dtypes: str) -> str:
     return "_softf16" if soft and "f16" in dtypes else ""
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from halfbyte.lowering.kernels.generator import (
     E4M3,
     INT8,
-    ROW_BLOCK,
     Codes,
     Combine,
     Gemm,
@@ -16,10 +15,10 @@ from halfbyte.lowering.kernels.generator import (
     Kernel,
     Quantize,
     Route,
-    render,
 )
 from halfbyte.lowering.kernels.isa import InstructionSet
 from halfbyte.lowering.kernels.linear import Argument
+from halfbyte.lowering.kernels.routed import data_types, routed_text
 from halfbyte.lowering.layout import Packing
 from halfbyte.passes.scheme import Activations, Zero
 
@@ -92,10 +91,6 @@ class Moe:
     soft_f16: bool = False
 
     @property
-    def hidden(self) -> int:
-        return self.up.packing.inputs
-
-    @property
     def codes(self) -> Codes:
         """What activations become."""
         known = {Activations.INT8: INT8, Activations.FP8: E4M3}
@@ -147,20 +142,16 @@ class Moe:
 
     @property
     def inputs(self) -> int:
-        return self.hidden
+        return self.up.packing.inputs
 
     @property
     def outputs(self) -> int:
-        return self.hidden
+        return self.inputs
 
     @property
     def data(self) -> tuple[str, ...]:
         """Types of what the function takes before the experts' tensors: x, ids, weights."""
-        return (
-            f"tensor<?x{self.hidden}x{self.io}>",
-            f"tensor<?x{self.slots}xi64>",
-            f"tensor<?x{self.slots}xf32>",
-        )
+        return data_types(self.inputs, self.slots, self.io)
 
     @property
     def result(self) -> str:
@@ -174,30 +165,15 @@ class Moe:
 
     def text(self) -> str:
         """The ``util.func`` of this shape; the kernels it dispatches are separate (`kernels`)."""
-        sides = {
-            linear.kind: {
-                "packing": linear.packing,
-                "block": linear.packing.block(self.codes.mode),
-                "blocks_per_expert": linear.blocks_per_expert,
-                "weights": [
-                    {"label": argument.name.replace(".", "_"), "type": argument.type}
-                    for argument in linear.arguments(self.experts)
-                ],
-                "quantize": self._quantize(linear).symbol,
-                "gemm": self._gemm(linear).symbol,
-            }
-            for linear in (self.up, self.down)
+        sides = (self._side(self.up), self._side(self.down))
+        return routed_text(self, "moe_sides.mlir.j2", *sides, codes=self.codes)
+
+    def _side(self, linear: ExpertLinear) -> dict[str, Any]:
+        return {
+            "packing": linear.packing,
+            "block": linear.packing.block(self.codes.mode),
+            "blocks_per_expert": linear.blocks_per_expert,
+            "arguments": linear.arguments(self.experts),
+            "quantize": self._quantize(linear).symbol,
+            "gemm": self._gemm(linear).symbol,
         }
-        return render(
-            "moe.mlir.j2",
-            name=self.symbol,
-            io=self.io,
-            H=self.hidden,
-            E=self.experts,
-            k=self.slots,
-            codes=self.codes,
-            row_block=ROW_BLOCK,
-            route=Route().symbol,
-            combine=self._combine.symbol,
-            **sides,
-        )

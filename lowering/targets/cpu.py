@@ -12,6 +12,8 @@ from halfbyte.errors import UnsupportedLayerError, UsageError
 from halfbyte.lowering import layout
 from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
+from halfbyte.lowering.kernels.fp8_moe import Fp8Moe
+from halfbyte.lowering.kernels.fp8_packing import Fp8Packing
 from halfbyte.lowering.kernels.isa import BEST_FIRST, InstructionSet, best
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.kernels.moe import Moe
@@ -104,6 +106,11 @@ class CpuTarget:
         return best(self.features)
 
     @property
+    def float_unit(self) -> FloatUnit:
+        """What multiplies e4m3 weights."""
+        return FloatUnit.of(self.features)
+
+    @property
     def soft_f16(self) -> bool:
         """Whether f16 must be cast by integer arithmetic: the CPU has no instruction for it."""
         return self.architecture == "x86_64" and "f16c" not in self.features
@@ -135,7 +142,7 @@ class CpuTarget:
 
         return ParameterGroup(specs, make)
 
-    def pack_experts(self, name: str, moe: Moe, source: ExpertsSource) -> ParameterGroup:
+    def pack_experts(self, name: str, moe: Moe | Fp8Moe, source: ExpertsSource) -> ParameterGroup:
         """The packed weights of a layer of experts, as the kernels of ``moe`` take them, expert by expert."""
         sides = {
             side.kind: tuple(
@@ -160,8 +167,8 @@ class CpuTarget:
         self, outputs: int, inputs: int, block: int, io: str, bias: bool, quantized: bool
     ) -> Fp8Linear:
         """The kernels of a linear with e4m3 weights."""
-        unit = FloatUnit.of(self.features)
-        return Fp8Linear(outputs, inputs, block, io, bias, quantized, unit, self.soft_f16)
+        packing = Fp8Packing(outputs, inputs, block)
+        return Fp8Linear(packing, io, bias, quantized, self.float_unit, self.soft_f16)
 
 
 def _by_expert(

@@ -9,7 +9,7 @@ from halfbyte.passes.ops.library import LIBRARY
 
 LIBRARY.define(
     "attention(Tensor q, Tensor keys, Tensor values, Tensor position, Tensor? sinks, int value_width, float scale, "
-    "int window, float softcap) -> Tensor"
+    "int window, float softcap, int chunk=0) -> Tensor"
 )
 
 
@@ -23,6 +23,7 @@ def attention(
     scale: float,
     window: int,
     softcap: float,
+    chunk: int = 0,
 ) -> torch.Tensor:
     """softmax(q k^T * scale) v of every token and head over the positions up to the token's own.
 
@@ -42,6 +43,7 @@ def attention(
         scale: of the scores.
         window: positions a token sees, itself included; 0 for all.
         softcap: bound of the scores; 0 for none.
+        chunk: a token sees the positions of its own chunk of so many (Llama 4); 0 for all. With it window must be 0.
 
     Returns:
         [T, Hq * Dv] of the dtype of q.
@@ -58,6 +60,8 @@ def attention(
     visible = places <= limits
     if window:
         visible = visible & (places > limits - window)
+    if chunk:
+        visible = visible & (places >= limits // chunk * chunk)
     scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(heads, tokens, 1)], -1)
@@ -81,10 +85,12 @@ def _fake(
     scale: float,
     window: int,
     softcap: float,
+    chunk: int = 0,
 ) -> torch.Tensor:
     heads, width = keys.shape[0], keys.shape[2]
     torch._check(q.shape[2] == width, lambda: f"queries are {q.shape[2]} wide, the keys of the cache {width}")
     torch._check(q.shape[1] % heads == 0, lambda: f"{q.shape[1]} query heads over {heads} key heads")
+    torch._check(not (window and chunk), lambda: f"a window of {window} and chunks of {chunk}")
     fits = values.shape[2] == BLOCK * padded_width(value_width)
     torch._check(fits, lambda: f"a value cache of {values.shape[2]} per block for values {value_width} wide")
     return q.new_empty((q.shape[0], q.shape[1] * value_width))

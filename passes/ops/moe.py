@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from halfbyte.passes.ops.float32 import flush
 from halfbyte.passes.ops.library import LIBRARY
 from halfbyte.passes.ops.linear import linear
+from halfbyte.passes.ops.routed import of_expert, routed
 from halfbyte.passes.ops.swiglu import swiglu
+
+_Parts = tuple[torch.Tensor | None, ...]
 
 LIBRARY.define(
     "moe(Tensor x, Tensor ids, Tensor weights, "
@@ -42,9 +44,8 @@ def moe(
     """y[t] = sum over slots s of weights[t, s] * down_e(glu(gate_e(x[t]), up_e(x[t]))) with e = ids[t, s].
 
     gate_e, up_e and down_e are `linear`s with float32 results: x and the product of gate and up are each quantized
-    as ``activations`` says, or cut into digit planes. `swiglu` defines the product. A slot's result is multiplied
-    by its weight in float32, the slots of a token are added in their order, and the sum is cast to the dtype of x.
-    A slot whose id is not an expert adds nothing. A token's result does not depend on the others'.
+    as ``activations`` says, or cut into digit planes. `swiglu` defines the product, `routed` the sum. A token's
+    result does not depend on the others'.
 
     Args:
         x: float32, float16 or bfloat16 [T, H]; T may be 0.
@@ -67,31 +68,21 @@ def moe(
     Returns:
         [T, H] of the dtype of x.
     """
-    experts, middle = up_codes.shape[0], up_codes.shape[1] // 2
-    tokens, slots = ids.shape
-    outputs = torch.zeros(tokens * slots, down_codes.shape[1], dtype=torch.float32)
-    flat = ids.reshape(-1)
-    for expert in range(experts):
-        chosen = (flat == expert).nonzero().reshape(-1)
-        if chosen.numel() == 0:
-            continue
-        zero, minimum, bias = (_of(expert, tensor) for tensor in (up_zero, up_minimum, up_bias))
-        codes, scale = up_codes[expert], up_scale[expert]
-        rows = x.float()[chosen // slots]
-        both = linear(rows, codes, scale, zero, minimum, bias, bits, up_group_size, activations, digits, 0)
-        rows = swiglu(both[:, :middle], both[:, middle:], glu, limit)
-        zero, minimum, bias = (_of(expert, tensor) for tensor in (down_zero, down_minimum, down_bias))
-        codes, scale = down_codes[expert], down_scale[expert]
-        down = linear(rows, codes, scale, zero, minimum, bias, bits, down_group_size, activations, digits, 0)
-        outputs[chosen] = flush(down * weights.float().reshape(-1)[chosen, None])
-    total = torch.zeros(tokens, outputs.shape[1], dtype=torch.float32)
-    for slot in range(slots):
-        total = flush(total + outputs.reshape(tokens, slots, outputs.shape[1])[:, slot])
-    return total.to(x.dtype)
+    middle = up_codes.shape[1] // 2
+    up = (up_codes, up_scale, up_zero, up_minimum, up_bias)
+    down = (down_codes, down_scale, down_zero, down_minimum, down_bias)
 
+    def side(rows: torch.Tensor, expert: int, parts: _Parts, group_size: int) -> torch.Tensor:
+        codes, scale, zero, minimum, bias = (of_expert(expert, part) for part in parts)
+        assert codes is not None and scale is not None
+        return linear(rows, codes, scale, zero, minimum, bias, bits, group_size, activations, digits, 0)
 
-def _of(expert: int, tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor[expert]
+    def compute(expert: int, rows: torch.Tensor) -> torch.Tensor:
+        both = side(rows, expert, up, up_group_size)
+        product = swiglu(both[:, :middle], both[:, middle:], glu, limit)
+        return side(product, expert, down, down_group_size)
+
+    return routed(x, ids, weights, up_codes.shape[0], compute)
 
 
 def _fake(

@@ -132,25 +132,6 @@ def test_many_experts_that_differ_are_refused(data: Path, monkeypatch: pytest.Mo
     assert f"{names[0]}: float" in str(error.value) and "in at most 1 experts" in str(error.value)
 
 
-def test_e4m3_experts_are_refused(tmp_path: Path) -> None:
-    made, random = made_model("qwen3_moe", decoder_sparse_step=1), torch.Generator().manual_seed(0)
-    quantize(made, lambda _: False)
-    for name, value in [*made.tensors.items()]:
-        if ".experts." in name:
-            bits = torch.randint(0, 126, value.shape, generator=random, dtype=torch.uint8)
-            made.tensors[name] = bits.view(torch.float8_e4m3fn)
-            blocks = [-(-size // 32) for size in value.shape]
-            made.tensors[f"{name}_scale_inv"] = torch.rand(blocks, generator=random)
-    said = {"quant_method": "fp8", "weight_block_size": [32, 32], "config_groups": None, "format": None}
-    folder = write_experts(tmp_path, made, **said)
-    plans = {layer.plan for layer in halfbyte.inspect(folder).layers if ".experts." in layer.name}
-    assert plans == {"refused: experts with e4m3 weights"}
-    with pytest.raises(UnsupportedLayerError, match="e4m3, blocks of 32x32") as error:
-        build_model(open_checkpoint(folder))
-    assert "model.layers.0.mlp.experts" in str(error.value)
-    assert "experts with int4 or int8 weights" in str(error.value)
-
-
 def test_mxfp4_is_refused(tmp_path: Path) -> None:
     """gpt-oss as it was published: blocks and scales of experts, and a method of its own."""
     made = made_model("gpt_oss")

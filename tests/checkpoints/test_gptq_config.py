@@ -71,6 +71,7 @@ def test_one_group_per_row(group_size: int | None) -> None:
 
 
 def test_dynamic_rules_in_order_and_from_the_start() -> None:
+    """Case 64."""
     dynamic = {
         r"-:.*shared.*": {},
         r"+:.*layers\.1\..*": {"group_size": 64},

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from made_experts import Codes, Made, made_model, quantize, random_codes, write_experts
+from made_experts import (
+    Codes,
+    Made,
+    made_model,
+    quantize,
+    random_codes,
+    random_fp8,
+    write_experts,
+    write_fp8_experts,
+)
 from safetensors.torch import load_file, save_file
 
 from halfbyte.checkpoints import load_float_model, open_checkpoint
@@ -18,12 +28,15 @@ TOKENS = [3, 9, 31, 0, 17, 8]
 _BOTH, _DOWN = ("gate_proj", "up_proj"), ("down_proj",)
 
 
-def made_and_written(folder: Path, family: str, packed: bool = True) -> tuple[Made, Path]:
+def made_and_written(
+    folder: Path, family: str, packed: bool = True, symmetric: bool = False, **changes: Any
+) -> tuple[Made, Path]:
     """Every expert of a projection with the same parts, as one stacked tensor needs them."""
-    made = made_model(family)
+    made = made_model(family, **changes)
 
     def alike(name: str, shape: tuple[int, int], seed: int) -> Codes:
-        return random_codes(re.sub(r"\.experts\.\d+\.", ".experts.1.", name), shape, seed)
+        model = ".experts.0." if symmetric else ".experts.1."
+        return random_codes(re.sub(r"\.experts\.\d+\.", model, name), shape, seed)
 
     quantize(made, lambda name: ".experts." in name, alike)
     return made, write_experts(folder, made, packed=packed)
@@ -53,9 +66,11 @@ def stack(folder: Path, joint: str = ".", interleaved: bool = False) -> list[str
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize(("family", "joint"), [("mixtral", "."), ("qwen2_moe", "_")])
-def test_quantized_stacks(tmp_path: Path, family: str, joint: str, packed: bool) -> None:
-    made, folder = made_and_written(tmp_path, family, packed)
+@pytest.mark.parametrize(("family", "joint", "wide"), [("mixtral", ".", 96), ("qwen2_moe", "_", 44)])
+def test_quantized_stacks(tmp_path: Path, family: str, joint: str, wide: int, packed: bool) -> None:
+    """Case 6: also with inputs of down (44) that fill no word of eight codes."""
+    size = "intermediate_size" if family == "mixtral" else "moe_intermediate_size"
+    made, folder = made_and_written(tmp_path, family, packed, symmetric=wide == 44, **{size: wide})
     names = stack(folder, joint)
     assert any(("weight_packed" in name) == packed for name in names)
     checkpoint = open_checkpoint(folder)
@@ -111,3 +126,27 @@ def test_stacks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     save_file(good | {single: good[name][3, 96:].clone()}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match="by itself and as part of a stacked one"):
         open_checkpoint(folder)
+
+
+def test_e4m3_stacks(tmp_path: Path) -> None:
+    """As transformers' FP8Experts hold them: scales of whole blocks of gate, then of up."""
+    made = made_model("qwen3_moe", decoder_sparse_step=1, moe_intermediate_size=64)
+    quantize(made, lambda name: ".experts." in name, random_fp8)
+    folder = write_fp8_experts(tmp_path, made, (32, 16))
+    names = stack(folder, "")
+    assert "model.layers.0.mlp.experts.gate_up_projweight_scale_inv" in names
+    tensors = load_file(folder / "model.safetensors")
+    renamed = {name.replace("_projweight", "_proj"): value for name, value in tensors.items()}
+    assert renamed["model.layers.0.mlp.experts.gate_up_proj_scale_inv"].shape == (6, 4, 4)
+    save_file(renamed, folder / "model.safetensors")
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.warnings == []
+    for name, layer in made.codes.items():
+        torch.testing.assert_close(
+            checkpoint.quantized(name).dequantize(), layer.dequantized(), rtol=0, atol=0
+        )
+    renamed["model.layers.0.mlp.experts.gate_up_proj_scale_inv"] = torch.ones(6, 3, 4)  # one for gate and up
+    save_file(renamed, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match="does not fit the model") as error:
+        open_checkpoint(folder)
+    assert "gate_up_proj_scale_inv" in str(error.value) and "[6, 3, 4]" in str(error.value)

@@ -131,3 +131,30 @@ def test_experts_of_several_schemes(tmp_path: Path, portable: str) -> None:
             want = made.logits(TOKENS)
             got = all_logits(halfbyte.load(out), TOKENS)
             assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_equal_scores_choose_as_torch_does(tmp_path: Path, family: str) -> None:
+    """Rows of the router that are equal: of every three experts each gets the same score; from 1 to 600 tokens."""
+    more = {"decoder_sparse_step": 1} if family == "qwen3_moe" else {}
+    made = made_model(family, seed=7, max_position_embeddings=1024, **more)
+    with torch.no_grad():
+        for name, value in [*made.model.named_parameters(), *made.model.named_buffers()]:
+            if name.endswith(("mlp.gate.weight", "e_score_correction_bias")):
+                value.copy_(value[[0, 1, 0, 1, 0, 1]])
+    quantize(made, quantizes)
+    folder, out = write_experts(tmp_path / "model", made), tmp_path / "out"
+    halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=640))
+    bundle = halfbyte.load(out)
+    for tokens in (600, 1, 2, 97, 10):
+        prompt = np.random.default_rng(tokens).integers(0, 48, tokens).tolist()
+        want = made.logits(prompt)
+        assert np.abs(all_logits(bundle, prompt) - want).max() <= 1e-4 * np.abs(want).max()
+        last = Conversation(bundle).prefill(prompt)
+        assert np.abs(last - want[-1]).max() <= 1e-4 * np.abs(want).max()
+    # The choice counts: other experts give other logits.
+    with torch.no_grad():
+        for name, value in made.model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                value[2:] -= 10 * value[2:]
+    assert np.abs(made.logits(TOKENS) - all_logits(bundle, TOKENS)).max() > 1e-2

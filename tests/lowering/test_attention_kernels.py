@@ -66,6 +66,7 @@ CASES = {
     "latent": Case(2, 2, 192, 128, Rule(0.0722)),
     "sinks": Case(8, 1, 64, 64, Rule(0.125, window=70), sinks=True, pairs=32),
     "capped": Case(4, 2, 16, 24, Rule(0.25, softcap=3.0), pairs=4, interleaved=True),
+    "chunked": Case(4, 2, 32, 32, Rule(0.2, chunk=50), pairs=16),
     "tiny": Case(2, 2, 4, 8, Rule(0.5, window=5), pairs=1),
     "strange": Case(13, 1, 18, 20, Rule(0.2), io="f32"),
     "half": Case(6, 2, 32, 32, Rule(0.2), pairs=16, io="f16", cache="f16"),
@@ -113,7 +114,7 @@ class Layer(torch.nn.Module):
             q, keys, values = ops.rotate_append(q, k, v, cos, sin, case.interleaved, keys, values, position)
         else:
             keys, values = ops.kv_append(k, v, keys, values, position)
-        rule = (case.rule.scale, case.rule.window, case.rule.softcap)
+        rule = (case.rule.scale, case.rule.window, case.rule.softcap, case.rule.chunk)
         given = sinks if case.sinks else None
         out: torch.Tensor = ops.attention(q, keys, values, position, given, case.value_width, *rule)
         return out.float() + 0 * (cos.sum() + sin.sum() + sinks.sum())

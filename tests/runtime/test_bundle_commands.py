@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -153,3 +154,48 @@ def test_generate_refuses(text_bundle: Path, graph_bundle: Path) -> None:
         ((graph_bundle, "-p", "a"), 3),
     ):
         assert _invoke("generate", *arguments).exception.exit_code == code
+
+
+@pytest.mark.parametrize("form", ["md", "json", "csv"])
+def test_bench_measures_prompts_and_tokens(decoder_bundle: Path, form: str) -> None:
+    options = ("-p", "4,8", "-n", "3,0", "-d", "0,2", "-r", "2", "-o", form, "--threads", "1")
+    result = _invoke("bench", decoder_bundle, *options)
+    assert result.exit_code == 0
+    tests = ["pp4", "pp8", "tg3", "pp4 @ d2", "pp8 @ d2", "tg3 @ d2"]
+    if form == "json":
+        rows = json.loads(result.stdout)
+        assert [row["test"] for row in rows] == tests
+        for row in rows:
+            assert len(row["repetitions"]) == 2 and min(row["repetitions"]) > 0
+            assert abs(row["tokens_per_second"] - sum(row["repetitions"]) / 2) <= 0.01
+            assert (row["threads"], row["device"]) == (1, "local-sync")
+    elif form == "csv":
+        head, *lines = result.stdout.splitlines()
+        assert head == "model,bytes,device,threads,test,tokens_per_second,deviation"
+        assert [line.split(",")[4] for line in lines] == tests
+    else:
+        head, rule, *lines = result.stdout.splitlines()
+        assert [cell.strip() for cell in head.split("|")[1:-1]] == [
+            "model", "size", "device", "threads", "test", "t/s",
+        ]  # fmt: skip
+        assert set(rule) == set("| -") and len({len(line) for line in (head, rule, *lines)}) == 1
+        assert [line.split("|")[5].strip() for line in lines] == tests
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-p", "100"), r"does not fit the context(.|\n)*pp100: 100 tokens(.|\n)*1 to 16"),
+        (("-p", "4", "-d", "14"), "pp4 @ d14: 18 tokens"),
+        (("-p", "4", "-n", "0", "-r", "0"), "no repetitions"),
+        (("-p", "0", "-n", "0"), "nothing to measure"),
+        (("-p", "4;5"), "--prompt is no list of numbers"),
+        (("-p", "-4"), "--prompt is no list of numbers"),
+        (("-p", "4", "--threads", "0"), "--threads is no list of numbers"),
+        (("-p", "4", "-o", "xml"), "md, json, csv"),
+    ],
+)
+def test_bench_refuses(decoder_bundle: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = _invoke("bench", decoder_bundle, *arguments)
+    assert isinstance(result.exception, UsageError)
+    assert re.search(message, str(result.exception))

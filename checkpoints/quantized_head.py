@@ -1,0 +1,119 @@
+"""A checkpoint whose float head is rounded when it is read: for models whose large vocabulary costs most of a token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
+from halfbyte.errors import UsageError
+from halfbyte.passes.scheme import WeightScheme, Zero
+from halfbyte.passes.weight import QuantTensor, Weight, dtype_name
+
+HEAD_CHOICES = ("keep", "int8", "int4")
+_HEAD, _EMBEDDING = "lm_head", "model.embed_tokens.weight"
+_ROWS = 4096  # rounded at a time, so that memory holds little beside the codes
+
+
+class _Kind(NamedTuple):
+    bits: int
+    group: int
+
+
+_KINDS = {"int8": _Kind(8, 64), "int4": _Kind(4, 32)}
+
+
+def with_head(checkpoint: Checkpoint, choice: str) -> Checkpoint:
+    """The checkpoint with its head as chosen: ``keep`` leaves it, ``int8`` and ``int4`` round a float one.
+
+    A head that shares the weight of the embedding no longer does: the embedding stays as it is.
+
+    Raises:
+        UsageError: no such choice, a head that is quantized already, or no head.
+    """
+    if choice == "keep":
+        return checkpoint
+    kind, name = _KINDS.get(choice), checkpoint.name_of(_HEAD)
+    if kind is None:
+        raise UsageError(
+            "no such choice", where="lm_head", found=repr(choice), accepted=", ".join(HEAD_CHOICES)
+        )
+    layer = checkpoint.layers.get(name)
+    if layer is not None and (layer.scheme is not None or layer.refusal is not None):
+        raise UsageError(
+            "the head of this checkpoint is quantized already",
+            where=name,
+            found=layer.storage,
+            accepted="a head in float",
+            advice="leave --lm-head at keep",
+        )
+    stored = f"{name}.weight"
+    if stored not in checkpoint.floats:
+        stored = checkpoint.name_of(_EMBEDDING)
+    if stored not in checkpoint.floats:
+        raise UsageError("this checkpoint has no head that could be rounded", where=name)
+    return _RoundedHead(checkpoint, name, stored, kind)
+
+
+def rounded(name: str, weight: torch.Tensor, bits: int, group: int) -> QuantTensor:
+    """A float weight [N, K], each code the nearest: symmetric, f32 scales, groups of inputs.
+
+    8 bits: the largest of a group becomes 127 or -127. 4 bits: it becomes -8, whatever its sign (as in GGUF's Q4_0).
+    """
+    outputs, inputs = weight.shape
+    groups, middle = -(-inputs // group), 1 << (bits - 1)
+    codes = torch.empty((outputs, inputs), dtype=torch.uint8)
+    scales = torch.empty((outputs, groups))
+    for start in range(0, outputs, _ROWS):
+        rows = weight[start : start + _ROWS].float()
+        padded = torch.nn.functional.pad(rows, (0, groups * group - inputs)).reshape(len(rows), groups, group)
+        extreme = padded.gather(-1, padded.abs().argmax(-1, keepdim=True))
+        scale = extreme.abs() / (middle - 1) if bits == 8 else extreme / -middle
+        steps = torch.where(scale == 0, 0.0, padded / scale).round() + middle
+        fitting = steps.clamp(0, 2 * middle - 1).to(torch.uint8).reshape(len(rows), -1)
+        codes[start : start + _ROWS] = fitting[:, :inputs]
+        scales[start : start + _ROWS] = scale[..., 0]
+    return QuantTensor(name, codes, scales, group if groups > 1 else inputs, bits=bits)
+
+
+class _RoundedHead(Checkpoint):
+    def __init__(self, inner: Checkpoint, name: str, stored: str, kind: _Kind) -> None:
+        found = inner.floats[stored]
+        shape = (found.shape[0], found.shape[1])
+        one_group = shape[1] <= kind.group
+        scheme = WeightScheme(
+            shape[1] if one_group else kind.group, one_group, Zero.SYMMETRIC, "f32", False, kind.bits
+        )
+        known = inner.layers.get(name)
+        layer = LayerInfo(
+            name,
+            shape,
+            known.storage if known is not None else f"float {dtype_name(found.dtype)}",
+            scheme,
+            bias=known is not None and known.bias,
+            reason=f"rounded by --lm-head int{kind.bits}",
+        )
+        shared = {key: getattr(inner, key) for key in ("path", "format", "warnings", "name_of")}
+        super().__init__(
+            **shared,
+            config=inner.config | {"tie_word_embeddings": False},
+            layers={**inner.layers, name: layer},
+            floats=inner.floats,
+        )
+        self._inner, self._name, self._stored, self._kind = inner, name, stored, kind
+
+    def quantized(self, layer: str) -> Weight:
+        if layer != self._name:
+            return self._inner.quantized(layer)
+        return rounded(layer, self._inner.float_tensor(self._stored), *self._kind)
+
+    def float_tensor(self, name: str) -> torch.Tensor:
+        return self._inner.float_tensor(name)
+
+    def permutation(self, layer: str) -> torch.Tensor | None:
+        return None if layer == self._name else self._inner.permutation(layer)
+
+    def save_tokenizer(self, folder: Path) -> list[str]:
+        return self._inner.save_tokenizer(folder)
