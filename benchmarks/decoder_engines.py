@@ -2,6 +2,8 @@
 
 llama.cpp:      CMAKE_ARGS="-DGGML_NATIVE=ON -DGGML_OPENMP=ON -DLLAMA_BUILD_TOOLS=OFF" \\
                     pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36
+                On a CPU with AMX add -DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8: its code for AMX
+                ends in a segmentation fault there.
 transformers:   comes with halfbyte's extras
 """
 

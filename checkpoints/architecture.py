@@ -79,7 +79,7 @@ _LIMITS = {
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # the others change with the length of the text
 _EAGER = ("gpt_oss", "gemma2")  # attention that torch's own does not compute: with sinks or bent scores
 _OPTIONAL = ("num_key_value_heads", "head_dim", "max_position_embeddings", "intermediate_size_mlp")
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _MOST_EXPERTS = 2**17  # in all layers: each has names of its own
 # What has no meaning here, or would make transformers look for code to run.
 _DROPPED = (

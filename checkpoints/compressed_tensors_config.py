@@ -198,4 +198,4 @@ def _refuse_transforms(values: dict[str, Any], where: str) -> None:
 def _notes(values: dict[str, Any], where: str) -> tuple[str, ...]:
     if values.get("kv_cache_scheme") in (None, {}):
         return ()
-    return (f"{where} asks for quantized key and value caches: they keep the model's own dtype here",)
+    return (f"{where} asks for quantized key and value caches: they are of --kv-cache here",)

@@ -109,7 +109,7 @@ class ModelFolder:
             unused = [name for name in unused if name.startswith(TEXT_PART)]
         if any(name.endswith(_OF_CACHES) for name in unused):
             self.warnings.append(
-                "scales of quantized key and value caches are not used: caches keep the model's dtype"
+                "scales of quantized key and value caches are not used: caches are of --kv-cache"
             )
             unused = [name for name in unused if not name.endswith(_OF_CACHES)]
         unknown, _ = drop_zero_biases(self.architecture, unused, self.tensors.read)

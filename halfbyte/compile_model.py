@@ -137,6 +137,7 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
     from halfbyte.checkpoints import build_model, open_checkpoint
     from halfbyte.checkpoints.quantized_head import with_head
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
+    from halfbyte.passes.find_attention import DONE
     from halfbyte.passes.merge_linears import MergeLinears
     from halfbyte.passes.pipeline import run_passes
     from halfbyte.passes.program import Program
@@ -165,10 +166,12 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
         )
         context = _context(model.config, options)
     with watch("export"):
-        program = Program(export_decoder(model, context, dtype), empty=True, report=report)
+        program = Program(export_decoder(model, context, options.kv_cache), empty=True, report=report)
         _sources(program, model, checkpoint)
         run_passes(program, [MergeLinears()])
-    caches = tuple(Tensor(c.name, c.shape, options.dtype) for c in cache_shapes(model.config, context))
+        for number in range(model.config.num_hidden_layers):
+            report.attention[f"model.layers.{number}.self_attn"] = f"{DONE}, caches in {options.kv_cache}"
+    caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model.config, context))
     return program, _Facts(_model(checkpoint.config, model.config, context, options), caches, checkpoint)
 
 

@@ -25,7 +25,8 @@ class CompileOptions:
             one that is in float. `verify` tells what that costs.
         on_unsupported: ``error`` refuses a model with layers that cannot be computed as quantized; ``float``
             computes those with their dequantized weights.
-        dtype: of activations and caches: ``f32``, ``f16`` or ``bf16``.
+        dtype: of activations: ``f32``, ``f16`` or ``bf16``.
+        kv_cache: of the key and value caches: ``f32``, which adds no error, or ``f16`` or ``bf16``, half of its bytes.
         dump_dir: folder for every stage of the compilation.
         iree_flags: more flags for iree-compile.
         cache: use the cache of compiled programs.
@@ -40,6 +41,7 @@ class CompileOptions:
     lm_head: Literal["keep", "int8", "int4"] = "keep"
     on_unsupported: Literal["error", "float"] = "error"
     dtype: Literal["f32", "f16", "bf16"] = "f32"
+    kv_cache: Literal["f32", "f16", "bf16"] = "f32"
     dump_dir: Path | None = None
     iree_flags: tuple[str, ...] = field(default=())
     cache: bool = True

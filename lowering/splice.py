@@ -18,6 +18,7 @@ import torch
 from iree.compiler import ir
 
 from halfbyte.errors import CompilerError
+from halfbyte.lowering.attention_calls import ATTENTION
 from halfbyte.lowering.expert_calls import ExpertsCall, fp8_block_moe_call, moe_call
 from halfbyte.lowering.imported_values import (
     Shaped,
@@ -98,6 +99,7 @@ class _Splicer:
             "torch.halfbyte.moe": functools.partial(self._experts, moe_call),
             "torch.halfbyte.fp8_block_moe": functools.partial(self._experts, fp8_block_moe_call),
             "torch.halfbyte.cache_append": self._cache_append,
+            **dict.fromkeys(ATTENTION, self._attention),
             "torch.halfbyte.quantize_per_token": self._quantize_per_token,
             "torch.halfbyte.topk": self._topk,
         }
@@ -305,6 +307,12 @@ class _Splicer:
         )
         [out] = call(name, [cache.type], [builtin(value) for value in op.operands])
         replace(op, [out])
+
+    def _attention(self, entry: str, op: Any) -> None:
+        called = ATTENTION[ir.StringAttr(op.attributes["name"]).value](self.target, op)
+        self._use(called.kernels)
+        self.helpers.setdefault(called.symbol, called.text)
+        replace(op, call(called.symbol, list(called.results), [builtin(value) for value in called.operands]))
 
     def _quantize_per_token(self, entry: str, op: Any) -> None:
         [x] = op.operands

@@ -58,6 +58,7 @@ class Report:
         passes: name, seconds and number of changes of each pass.
         merged: linears that became one, by the name they share in the archive.
         experts: linears of the experts of a block, by the name of its experts in the archive.
+        attention: what computes each attention, or why it was left alone.
     """
 
     layers: list[LayerRow] = field(default_factory=list)
@@ -66,6 +67,7 @@ class Report:
     passes: list[dict[str, Any]] = field(default_factory=list)
     merged: dict[str, list[str]] = field(default_factory=dict)
     experts: dict[str, list[str]] = field(default_factory=dict)
+    attention: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -46,7 +46,6 @@ class Conversation:
     def reset(self) -> None:
         """Forgets everything."""
         self.position = 0
-        # New ones: a NaN left behind the position could reach results as 0 * NaN.
         self._caches = self._bundle.new_caches()
 
     def prefill(self, tokens: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:

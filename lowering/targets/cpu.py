@@ -120,8 +120,7 @@ class CpuTarget:
         """For iree-compile."""
         flags = ["--iree-hal-target-device=local", "--iree-hal-local-target-device-backends=llvm-cpu"]
         flags.append(f"--iree-llvmcpu-target-cpu={self.llvm_cpu}")
-        if self.isa.tiles:
-            flags.append("--iree-llvmcpu-stack-allocation-limit=65536")
+        flags.append("--iree-llvmcpu-stack-allocation-limit=65536")  # AMX's sums, attention's rows
         if self.cpu != "host":
             flags.append(f"--iree-llvmcpu-target-triple={self.architecture}-linux-gnu")
         if self.llvm_features:

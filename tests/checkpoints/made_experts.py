@@ -71,6 +71,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2 group_limited_greedy": _LATENT
     | {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2, "q_lora_rank": 24},
     "deepseek_v3": _LATENT | {"n_group": 3, "topk_group": 2, "norm_topk_prob": True, "q_lora_rank": 24},
+    "granitemoeshared": {"num_local_experts": 6, "shared_intermediate_size": 48, "logits_scaling": 2.0},
+    "minimax_m2": {"num_local_experts": 6},
+    "ernie4_5_moe": {"moe_num_experts": 6, "moe_intermediate_size": 40, "moe_k": 2},
     "glm4_moe": {
         "n_routed_experts": 6,
         "n_shared_experts": 1,

@@ -157,6 +157,7 @@ def test_zero_points_decide_against_sym(tmp_path: Path) -> None:
 def test_symmetric_zero_points_stored_the_other_way_are_refused(
     tmp_path: Path, label: str, version: int
 ) -> None:
+    """Case 11."""
     codes, zeros, scales = random_layer((64, 64), 2)
     parts = gptq_parts(Q_PROJ, codes, np.full_like(zeros, 8), scales, version=version)
     with pytest.raises(CheckpointError, match=r"qzeros.*stored as in version") as error:

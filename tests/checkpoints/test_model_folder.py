@@ -52,6 +52,7 @@ def test_a_float_folder(tmp_path: Path) -> None:
     ],
 )
 def test_tied_heads(tmp_path: Path, tied: bool, head: str | None, ends_tied: bool, warns: bool) -> None:
+    """Cases 73 and 74."""
     config = llama_config(tie_word_embeddings=tied)
     tensors = float_tensors(config)
     if head is not None:
@@ -91,6 +92,7 @@ def test_a_quantized_head_unties(tmp_path: Path) -> None:
 
 
 def test_doubled_prefixes_show_the_nearest_names(tmp_path: Path) -> None:
+    """Case 75."""
     doubled = {
         f"language_model.language_model.{name}": value
         for name, value in float_tensors(llama_config()).items()

@@ -27,6 +27,7 @@ def shards(folder: Path, one: dict[str, float], two: dict[str, float], weight_ma
 
 @pytest.mark.parametrize("order", [(ONE, TWO), (TWO, ONE)])
 def test_the_index_decides_whatever_else_the_shards_hold(tmp_path: Path, order: tuple[str, str]) -> None:
+    """Case 71."""
     weight_map = {"a": order[0], "b": order[1]}
     found = SafetensorsFolder(shards(tmp_path, {"a": 1, "b": 1}, {"a": 2, "b": 2}, weight_map))
     wanted = {name: 1.0 if shard == ONE else 2.0 for name, shard in weight_map.items()}
@@ -47,6 +48,7 @@ def test_without_an_index_a_tensor_in_two_files_is_refused(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("weight_map", [None, {"a": ONE, "b": TWO}])
 def test_a_missing_shard_is_named(tmp_path: Path, weight_map: Any) -> None:
+    """Case 70."""
     folder = shards(tmp_path, {"a": 1}, {"b": 2}, weight_map)
     (folder / TWO).unlink()
     with pytest.raises(CheckpointError, match=TWO):

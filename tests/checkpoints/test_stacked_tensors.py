@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,12 +28,15 @@ TOKENS = [3, 9, 31, 0, 17, 8]
 _BOTH, _DOWN = ("gate_proj", "up_proj"), ("down_proj",)
 
 
-def made_and_written(folder: Path, family: str, packed: bool = True) -> tuple[Made, Path]:
+def made_and_written(
+    folder: Path, family: str, packed: bool = True, symmetric: bool = False, **changes: Any
+) -> tuple[Made, Path]:
     """Every expert of a projection with the same parts, as one stacked tensor needs them."""
-    made = made_model(family)
+    made = made_model(family, **changes)
 
     def alike(name: str, shape: tuple[int, int], seed: int) -> Codes:
-        return random_codes(re.sub(r"\.experts\.\d+\.", ".experts.1.", name), shape, seed)
+        model = ".experts.0." if symmetric else ".experts.1."
+        return random_codes(re.sub(r"\.experts\.\d+\.", model, name), shape, seed)
 
     quantize(made, lambda name: ".experts." in name, alike)
     return made, write_experts(folder, made, packed=packed)
@@ -62,9 +66,11 @@ def stack(folder: Path, joint: str = ".", interleaved: bool = False) -> list[str
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize(("family", "joint"), [("mixtral", "."), ("qwen2_moe", "_")])
-def test_quantized_stacks(tmp_path: Path, family: str, joint: str, packed: bool) -> None:
-    made, folder = made_and_written(tmp_path, family, packed)
+@pytest.mark.parametrize(("family", "joint", "wide"), [("mixtral", ".", 96), ("qwen2_moe", "_", 44)])
+def test_quantized_stacks(tmp_path: Path, family: str, joint: str, wide: int, packed: bool) -> None:
+    """Case 6: also with inputs of down (44) that fill no word of eight codes."""
+    size = "intermediate_size" if family == "mixtral" else "moe_intermediate_size"
+    made, folder = made_and_written(tmp_path, family, packed, symmetric=wide == 44, **{size: wide})
     names = stack(folder, joint)
     assert any(("weight_packed" in name) == packed for name in names)
     checkpoint = open_checkpoint(folder)

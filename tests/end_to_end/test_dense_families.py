@@ -49,7 +49,7 @@ def test_the_exported_programs_compute_what_transformers_does(tmp_path: Path, fa
     tokens = torch.tensor(TOKENS)
     with torch.no_grad():
         assert same(model(tokens[None]).logits[0].numpy(), want)
-        programs = {name: one.module() for name, one in export_decoder(model, CONTEXT, torch.float32).items()}
+        programs = {name: one.module() for name, one in export_decoder(model, CONTEXT).items()}
         assert same(programs["forward"](tokens).numpy(), want)
         caches = [torch.zeros(cache.shape) for cache in cache_shapes(model.config, CONTEXT)]
         # In torch the operators leave the caches as they are: every call begins anew.

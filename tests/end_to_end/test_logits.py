@@ -210,14 +210,16 @@ def test_two_conversations_do_not_see_each_other(checkpoints: Path, compiled: Co
     np.testing.assert_array_equal(second.prefill(tokens[::-1][3:]), alone[1])
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("base-gptq", "f16"), ("qwen3-gptq-dynamic", "bf16")])
+@pytest.mark.parametrize(
+    ("name", "dtype", "caches"), [("base-gptq", "f16", "f32"), ("qwen3-gptq-dynamic", "bf16", "bf16")]
+)
 def test_models_of_16_bits(
-    checkpoints: Path, compiled: Compile, portable: str, name: str, dtype: str
+    checkpoints: Path, compiled: Compile, portable: str, name: str, dtype: str, caches: str
 ) -> None:
     tokens, want = expected(checkpoints, name)
     cpu = portable if MODELS[name] else "host"
-    bundle = halfbyte.load(compiled(name, dtype=dtype, cpu=cpu))
-    assert {cache.dtype for cache in bundle.manifest.caches} == {dtype}
+    bundle = halfbyte.load(compiled(name, dtype=dtype, kv_cache=caches, cpu=cpu))
+    assert {cache.dtype for cache in bundle.manifest.caches} == {caches}
     got = all_logits(bundle, tokens)
     assert np.abs(got - want).max() <= 3e-2 * np.abs(want).max()
     margin = np.diff(np.sort(want, -1)[:, -2:], axis=-1)[:, 0]

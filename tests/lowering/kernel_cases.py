@@ -33,6 +33,7 @@ SHAPES = (
     ),
 )
 ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 49, 97, 130)
+# The longest sums, and case 31: an odd number of groups that 128 does not divide.
 LARGE = {"kernel_131072": (0, 1, 3, 9), "kernel_8256": (0, 1, 3, 9)}
 
 

@@ -27,6 +27,7 @@ INNER = {
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("cpu", INNER)
 def test_the_inner_product_is_the_cpus(cpu: str, bits: int, tmp_path: Path) -> None:
+    """Also of asymmetric weights, case 17: zero points do not make the product one of floats."""
     target, layers = CpuTarget.named(cpu), []
     for name, digits in (("int8", 1), ("planes", 3)):
         weight = random_weight(digits, 256, 512, 128, "integer", "f16", bits=bits)

@@ -139,6 +139,7 @@ def _change(folder: Path, tensors: dict[str, int] | None = None, **fields: Any) 
 def test_archive_of_another_model_is_refused_before_anything_runs(
     copied_bundle: Path, tensors: dict[str, int], message: str, mode: str
 ) -> None:
+    """Case 80."""
     _change(copied_bundle, tensors)
     with pytest.raises(CheckpointError, match=message):
         load(copied_bundle, parameters=mode)

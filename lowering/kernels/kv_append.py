@@ -1,0 +1,79 @@
+"""``halfbyte::kv_append`` and ``halfbyte::rotate_append`` on the CPU: new keys and values into caches, in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from halfbyte.lowering.kernels.generator import render, soft_suffix
+
+_LANES = 16
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Which columns of a head are turned: ``pairs`` of them, side by side if ``interleaved``, else ``pairs`` apart."""
+
+    pairs: int
+    interleaved: bool
+
+
+@dataclass(frozen=True)
+class KvAppend:
+    """``kv_append.mlir.j2``.
+
+    Attributes:
+        key_width, value_width: of a head.
+        io: dtype of what is new.
+        cache: dtype of the caches.
+        rotation: of queries and keys, or None.
+        soft_f16: the CPU has no instruction that casts f16.
+    """
+
+    key_width: int
+    value_width: int
+    io: str
+    cache: str = "f32"
+    rotation: Rotation | None = None
+    soft_f16: bool = False
+
+    @property
+    def symbol(self) -> str:
+        kind, turned = "kv", ""
+        if self.rotation is not None:
+            kind = "rotate"
+            turned = f"_r{self.rotation.pairs}{'i' if self.rotation.interleaved else ''}"
+        types = f"{self.io}_{self.cache}{soft_suffix(self.soft_f16, self.io, self.cache)}"
+        return f"halfbyte_{kind}_append_{self.key_width}x{self.value_width}{turned}_{types}"
+
+    def text(self) -> str:
+        padded = -(-self.value_width // 16) * 16
+        planes = [
+            {"start": start, "width": width, "used": used, "vector": _divisor(used)}
+            for start in range(0, padded, 64)
+            for width in [min(64, padded - start)]
+            for used in [min(width, self.value_width - start)]
+        ]
+        pairs = self.rotation.pairs if self.rotation else 0
+        return render(
+            "kv_append.mlir.j2",
+            name=self.symbol,
+            D=self.key_width,
+            Dv=self.value_width,
+            Dv16=padded,
+            io=self.io,
+            cache=self.cache,
+            rotated=self.rotation is not None,
+            interleaved=self.rotation is not None and self.rotation.interleaved,
+            pairs=pairs,
+            turn=_divisor(pairs),
+            rest=_divisor(self.key_width - 2 * pairs),
+            whole=_divisor(self.key_width),
+            planes=planes,
+            tokens=16,
+            soft_f16=self.soft_f16,
+        )
+
+
+def _divisor(count: int) -> int:
+    """The widest vector that divides a number of columns."""
+    return next(lanes for lanes in (_LANES, 8, 4, 2, 1) if count % lanes == 0)

@@ -1,0 +1,108 @@
+"""Finds causal attention in graphs and rewrites it as ``halfbyte::attention``."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from halfbyte.passes.program import Program, replace
+
+_aten: Any = torch.ops.aten
+_ops: Any = torch.ops.halfbyte
+_SDPA = _aten.scaled_dot_product_attention.default
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+DONE = "halfbyte::attention"
+
+
+@dataclass(frozen=True)
+class FindAttention:
+    """torch's ``scaled_dot_product_attention`` of one sequence with ``is_causal=True``, grouped heads or not.
+
+    What does not match stays as it is, and the report says why.
+    """
+
+    name: str = "find-attention"
+
+    def run(self, program: Program) -> int:
+        found = 0
+        for entry in program.entries.values():
+            for node in [node for node in entry.graph.nodes if node.target is _SDPA]:
+                reason = _obstacle(node)
+                program.report.attention[_where(node)] = f"stays as it is: {reason}" if reason else DONE
+                if not reason:
+                    _rewrite(entry, node)
+                    found += 1
+            entry.graph_module.recompile()
+        return found
+
+
+def _arguments(node: torch.fx.Node) -> dict[str, Any]:
+    names = [argument.name for argument in _SDPA._schema.arguments]
+    defaults = {argument.name: argument.default_value for argument in _SDPA._schema.arguments}
+    return defaults | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+
+
+def _obstacle(node: torch.fx.Node) -> str:
+    """Why an attention is none of ours, or nothing."""
+    given = _arguments(node)
+    q, k, v = (given[name].meta["val"] for name in ("query", "key", "value"))
+    if given["attn_mask"] is not None:
+        return "it has a mask of its own; is_causal=True is accepted"
+    if not given["is_causal"]:
+        return "tokens see what comes after them; is_causal=True is accepted"
+    if given["dropout_p"]:
+        return "it drops out at random"
+    if q.dim() != 4 or not statically_known_true(q.shape[0] == 1):
+        return f"queries are {list(q.shape)}; [1, heads, T, D] is accepted"
+    if not statically_known_true(q.shape[2] == k.shape[2]):
+        return f"{q.shape[2]} queries over {k.shape[2]} keys; as many keys as queries are accepted"
+    if q.dtype not in _DTYPES:
+        return f"it is of {q.dtype}"
+    if not all(isinstance(size, int) for x in (q, k, v) for size in (x.shape[1], x.shape[3])):
+        return "heads and their width vary"
+    if q.shape[1] != k.shape[1] and not given["enable_gqa"]:
+        return f"{q.shape[1]} query heads over {k.shape[1]} key heads"
+    return ""
+
+
+def _rewrite(entry: ExportedProgram, node: torch.fx.Node) -> None:
+    given, graph = _arguments(node), entry.graph
+    width = given["query"].meta["val"].shape[3]
+    value_width, heads = given["value"].meta["val"].shape[3], given["query"].meta["val"].shape[1]
+
+    def call(target: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.fx.Node:
+        made = graph.call_function(target, args, kwargs)
+        with node.meta["val"].fake_mode:
+            known = torch.fx.node.map_arg((args, kwargs), lambda part: part.meta["val"])
+            made.meta["val"] = target(*known[0], **known[1])  # type: ignore[index]
+        return made
+
+    def by_token(x: torch.fx.Node) -> torch.fx.Node:
+        return call(_aten.transpose.int, call(_aten.select.int, x, 0, 0), 0, 1)
+
+    def pair(made: torch.fx.Node) -> tuple[torch.fx.Node, torch.fx.Node]:
+        return call(operator.getitem, made, 0), call(operator.getitem, made, 1)
+
+    with graph.inserting_before(node):
+        q, k, v = (by_token(given[name]) for name in ("query", "key", "value"))
+        position = call(_aten.full.default, [1], 0, dtype=torch.int64)
+        blank = pair(call(_ops.blank_caches.default, k, v, "f32"))
+        keys, values = pair(call(_ops.kv_append.default, k, v, *blank, position))
+        scale = width**-0.5 if given["scale"] is None else float(given["scale"])
+        out = call(_ops.attention.default, q, keys, values, position, None, value_width, scale, 0, 0.0)
+        apart = call(_aten.unflatten.int, out, 1, [heads, value_width])
+        result = call(_aten.unsqueeze.default, call(_aten.transpose.int, apart, 0, 1), 0)
+    replace(entry, node, result)
+
+
+def _where(node: torch.fx.Node) -> str:
+    """The module that an attention is in, and the node."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((path for path, _ in reversed(list(stack.values())) if path), "")
+    return f"{path}: {node.name}" if path else node.name

@@ -1,0 +1,117 @@
+"""torch.ops.halfbyte.attention, kv_append and rotate_append against plain arrays and torch's own attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from attention_twin import Rule, attention, rotated
+
+from halfbyte.passes.ops.attention_caches import key_cache_shape, value_cache_shape
+
+CHECKS = ("test_schema", "test_faketensor")
+
+
+def caches(heads: int, positions: int, width: int, value_width: int) -> list[torch.Tensor]:
+    shapes = key_cache_shape(heads, positions, width), value_cache_shape(heads, positions, value_width)
+    return [torch.full(shape, float("nan")) for shape in shapes]
+
+
+def normal(seed: int, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def test_the_layout_of_the_caches() -> None:
+    """By hand: position 67 of head 1 is place 3 of block 1; column 70 of a value is column 6 of the second plane."""
+    ops, [keys, values] = torch.ops.halfbyte, caches(2, 130, 20, 80)
+    k, v = normal(0, 1, 2, 20), normal(1, 1, 2, 80)
+    keys, values = ops.kv_append(k, v, keys, values, torch.tensor([67]))
+    assert keys.shape == (2, 3, 20, 64) and values.shape == (2, 3, 64 * 80)
+    assert torch.equal(keys[1, 1, :, 3], k[0, 1])
+    assert values[1, 1, 3 * 64 + 5] == v[0, 1, 5]
+    assert values[1, 1, 64 * 64 + 3 * 16 + 6] == v[0, 1, 70]
+    assert int(keys.isfinite().sum()) == 40 and int(values.isfinite().sum()) == 160
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "width", "value_width", "window", "softcap", "sinks"),
+    [(6, 2, 20, 12, 0, 0.0, False), (2, 2, 16, 80, 5, 0.0, True), (4, 1, 8, 8, 0, 2.0, False)],
+)
+def test_attention_in_chunks(
+    heads: int, key_heads: int, width: int, value_width: int, window: int, softcap: float, sinks: bool
+) -> None:
+    ops, (keys, values) = torch.ops.halfbyte, caches(key_heads, 70, width, value_width)
+    q, k, v = (
+        normal(i, 69, h, w)
+        for i, (h, w) in enumerate([(heads, width), (key_heads, width), (key_heads, value_width)])
+    )
+    extra = normal(9, heads) if sinks else None
+    rule = Rule(0.3, window, softcap)
+    want = attention(q.numpy(), k.numpy(), v.numpy(), 0, rule, None if extra is None else extra.numpy())
+    position = 0
+    for count in (1, 3, 0, 60, 5):
+        part, at = slice(position, position + count), torch.tensor([position])
+        keys, values = ops.kv_append(k[part], v[part], keys, values, at)
+        got = ops.attention(q[part], keys, values, at, extra, value_width, 0.3, window, softcap)
+        assert got.shape == (count, heads * value_width)
+        np.testing.assert_allclose(got.reshape(count, heads, value_width), want[part], atol=1e-6)
+        position += count
+
+
+def test_equals_the_attention_of_torch() -> None:
+    ops, (keys, values) = torch.ops.halfbyte, caches(2, 40, 16, 16)
+    q, k, v = normal(0, 40, 6, 16), normal(1, 40, 2, 16), normal(2, 40, 2, 16)
+    start = torch.tensor([0])
+    keys, values = ops.kv_append(k, v, keys, values, start)
+    got = ops.attention(q, keys, values, start, None, 16, 0.25, 0, 0.0)
+    sides = [x.transpose(0, 1)[None] for x in (q, k, v)]
+    want = torch.nn.functional.scaled_dot_product_attention(*sides, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(got, want[0].transpose(0, 1).flatten(1), atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotation(interleaved: bool) -> None:
+    ops, (keys, values) = torch.ops.halfbyte, caches(1, 9, 12, 4)
+    q, k, v, angles = normal(0, 5, 3, 12), normal(1, 5, 1, 12), normal(2, 5, 1, 4), normal(3, 5, 4)
+    turned, keys, values = ops.rotate_append(
+        q, k, v, angles.cos(), angles.sin(), interleaved, keys, values, torch.tensor([2])
+    )
+    np.testing.assert_allclose(turned, rotated(q.numpy(), angles.numpy(), interleaved), atol=1e-6)
+    want = rotated(k.numpy(), angles.numpy(), interleaved)[:, 0]
+    np.testing.assert_allclose(keys[0, 0, :, 2:7].T, want, atol=1e-6)
+    assert not torch.equal(turned[..., :8], q[..., :8]) and torch.equal(turned[..., 8:], q[..., 8:])
+
+
+def test_rows_behind_the_end_are_dropped() -> None:
+    ops, (keys, values) = torch.ops.halfbyte, caches(1, 64, 4, 4)
+    keys, values = ops.kv_append(normal(0, 3, 1, 4), normal(1, 3, 1, 4), keys, values, torch.tensor([62]))
+    for rows in (keys[0, 0].T, values.reshape(64, 16)[:, :4]):
+        assert rows.isfinite().all(1).tolist() == [False] * 62 + [True] * 2
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    ops, (keys, values) = torch.ops.halfbyte, caches(2, 64, 4, 4)
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        at = torch.tensor([0])
+        with pytest.raises(RuntimeError, match="queries are 5 wide, the keys of the cache 4"):
+            ops.attention(torch.empty(1, 2, 5), keys, values, at, None, 4, 1.0, 0, 0.0)
+        with pytest.raises(RuntimeError, match="3 query heads over 2 key heads"):
+            ops.attention(torch.empty(1, 3, 4), keys, values, at, None, 4, 1.0, 0, 0.0)
+        with pytest.raises(RuntimeError, match="for values 20 wide"):
+            ops.attention(torch.empty(1, 2, 4), keys, values, at, None, 20, 1.0, 0, 0.0)
+        with pytest.raises(RuntimeError, match="into a cache of"):
+            ops.kv_append(torch.empty(1, 1, 4), torch.empty(1, 1, 4), keys, values, at)
+
+
+def test_the_operators_agree_with_their_shapes() -> None:
+    keys, values = (cache.nan_to_num() for cache in caches(1, 64, 8, 8))
+    at, rows = torch.tensor([3]), normal(0, 2, 1, 8)
+    ops = torch.ops.halfbyte
+    check = torch.library.opcheck
+    check(ops.kv_append.default, (rows, rows, keys, values, at), test_utils=CHECKS)
+    angles = (normal(1, 2, 4), normal(2, 2, 4))
+    check(ops.rotate_append.default, (rows, rows, rows, *angles, False, keys, values, at), test_utils=CHECKS)
+    check(ops.attention.default, (rows, keys, values, at, None, 8, 1.0, 0, 0.0), test_utils=CHECKS)
+    blank = ops.blank_caches(rows, rows, "bf16")
+    assert [cache.shape[1] for cache in blank] == [2, 2] and blank[0].shape == (1, 2, 8, 64)
+    assert all(cache.dtype is torch.bfloat16 and cache.isnan().all() for cache in blank)
