@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from halfbyte.checkpoints import Checkpoint, LayerInfo
     from halfbyte.lowering.importer import Imported
+    from halfbyte.lowering.kept_imports import KeptImport
     from halfbyte.lowering.parameters import Parameters
     from halfbyte.lowering.splice import Spliced
     from halfbyte.lowering.targets.cpu import CpuTarget
@@ -93,7 +94,9 @@ def compile_model(
     else:
         program, facts = _from_graph(model, options, watch)
     with watch("import"):
-        imported = import_entries(program.entries)
+        imported = facts.imported or import_entries(program.entries)
+        if facts.kept is not None and facts.imported is None:
+            facts.kept.write(imported, program)
         spliced = [splice(imported, program, target) for target in targets]
     known = {row.name for row in program.report.layers}
     program.report.layers += [row for row in spliced[0].own if row.name not in known]
@@ -109,11 +112,13 @@ def compile_model(
 
 @dataclass
 class _Facts:
-    """What the manifest says of the model beyond its program."""
+    """What the manifest says of the model beyond its program, and the program's import if it is known already."""
 
     model: Model
     caches: tuple[Tensor, ...] = ()
     checkpoint: Checkpoint | None = None
+    kept: KeptImport | None = None
+    imported: Imported | None = None
 
 
 class _Watch:
@@ -138,7 +143,7 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
     from halfbyte.checkpoints.quantized_head import with_head
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
     from halfbyte.passes.find_attention import DONE
-    from halfbyte.passes.merge_linears import MergeLinears
+    from halfbyte.passes.merge_linears import MergeAsBefore, MergeLinears
     from halfbyte.passes.pipeline import run_passes
     from halfbyte.passes.program import Program
     from halfbyte.passes.report import Report, raise_refusals
@@ -166,13 +171,33 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
         )
         context = _context(model.config, options)
     with watch("export"):
-        program = Program(export_decoder(model, context, options.kv_cache), empty=True, report=report)
+        program = Program({}, empty=True, report=report)
         _sources(program, model, checkpoint)
-        run_passes(program, [MergeLinears()])
+        kept = _kept(model, context, checkpoint, options)
+        known = None if kept is None else kept.read()
+        if known is None:
+            program.entries = export_decoder(model, context, options.kv_cache)
+            run_passes(program, [MergeLinears()])
+        else:
+            run_passes(program, [MergeAsBefore(known[1])])
         for number in range(model.config.num_hidden_layers):
             report.attention[f"model.layers.{number}.self_attn"] = f"{DONE}, caches in {options.kv_cache}"
     caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model.config, context))
-    return program, _Facts(_model(checkpoint.config, model.config, context, options), caches, checkpoint)
+    facts = _model(checkpoint.config, model.config, context, options)
+    return program, _Facts(facts, caches, checkpoint, kept, None if known is None else known[0])
+
+
+def _kept(model: Any, context: int, checkpoint: Checkpoint, options: CompileOptions) -> KeptImport | None:
+    """Where the model's import is kept, if it may come from the cache: there are no graphs to dump then."""
+    from halfbyte.lowering.kept_imports import KeptImport
+
+    if not options.cache or options.dump_dir is not None:
+        return None
+    chosen = {
+        key: value for key, value in vars(options).items() if key not in ("cpu", "iree_flags", "dump_dir")
+    }
+    layers = {f"layer {name}": info for name, info in checkpoint.layers.items()}
+    return KeptImport.of(model, {**chosen, **layers, "context": context})
 
 
 def _row(layer: LayerInfo, choice: LayerActivations, options: CompileOptions) -> Any:

@@ -26,6 +26,7 @@ Table = Mapping[Any, Callable[..., Any]]
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _CHECKED = torch.ops.aten._assert_tensor_metadata.default  # holds for every tensor of an exported graph
+_ON_STORAGE = (torch.ops.aten.as_strided.default,)  # of a view it reads what the view is of
 _KEPT_META = ("stack_trace", "nn_module_stack", "torch_fn")
 
 
@@ -93,7 +94,7 @@ class _Decomposition:
         if node.op == "call_function" and not node.is_impure(impure_random=False):
             operators = isinstance(node.target, torch._ops.OpOverload) or node.target is operator.getitem
             pure = operators or isinstance(value, _SYMBOLIC)
-        if not pure or free_unbacked_symbols(pytree.tree_leaves(value)):
+        if not pure or node.target in _ON_STORAGE or free_unbacked_symbols(pytree.tree_leaves(value)):
             raise _TracedWhole
 
     def _node(self, node: torch.fx.Node) -> Any:
@@ -155,9 +156,16 @@ class _Decomposition:
             return target(*args, **kwargs)
 
         functional = dispatch_functionalize(call, FunctionalTensorMode())
-        values = [leaves[index].meta["val"] for index in where]
+        values = [_blank(leaves[index].meta["val"]) for index in where]
         with enable_python_dispatcher():
             return make_fx(functional, decomposition_table=self._table)(*values).graph
+
+
+def _blank(value: Any) -> Any:
+    """A tensor of its own: tracing tells arguments apart by identity, and equal nodes share what they stand for."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _description(leaf: Any) -> Any:
@@ -166,8 +174,7 @@ def _description(leaf: Any) -> Any:
         return type(leaf), str(leaf)
     value = leaf.meta["val"]
     if isinstance(value, torch.Tensor):
-        sizes = (tuple(map(str, part)) for part in (value.shape, value.stride()))
-        return value.dtype, value.device, *sizes, str(value.storage_offset())
+        return value.dtype, value.device, *(tuple(map(str, part)) for part in (value.shape, value.stride()))
     return type(value), str(value)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from halfbyte.errors import UnsupportedLayerError
-from halfbyte.lowering.importer import Imported
+from halfbyte.lowering.importer import Imported, TensorType
 from halfbyte.runtime.manifest import EntryPoint, Tensor
 
 _DTYPES = {
@@ -55,12 +54,12 @@ def entry_points(imported: Imported, caches: Sequence[Tensor]) -> dict[str, Entr
     return out
 
 
-def _tensor(label: str, value: Any, sizes: dict[str, str], entry: str) -> Tensor:
-    if not isinstance(value, torch.Tensor) or value.dtype not in _DTYPES:
+def _tensor(label: str, value: TensorType | None, sizes: dict[str, str], entry: str) -> Tensor:
+    if value is None or value.dtype not in _DTYPES:
         raise UnsupportedLayerError(
             "only tensors can be arguments and results",
             where=f"{entry}, {label}",
-            found=str(getattr(value, "dtype", type(value).__name__)),
+            found="no tensor" if value is None else str(value.dtype),
             accepted=", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES),
         )
     shape: list[int | str] = []
@@ -68,5 +67,5 @@ def _tensor(label: str, value: Any, sizes: dict[str, str], entry: str) -> Tensor
         if isinstance(size, int):
             shape.append(size)
         else:
-            shape.append(sizes.setdefault(str(size), "T" if not sizes else f"T{len(sizes)}"))
+            shape.append(sizes.setdefault(size, "T" if not sizes else f"T{len(sizes)}"))
     return Tensor(label, tuple(shape), _DTYPES[value.dtype])

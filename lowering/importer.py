@@ -21,21 +21,36 @@ _STATE = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 @dataclass(frozen=True)
+class TensorType:
+    """Shape, with the names of sizes that vary, and dtype."""
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, value: Any) -> TensorType | None:
+        """That of a fake tensor; None for anything else."""
+        if not isinstance(value, torch.Tensor):
+            return None
+        return cls(tuple(size if isinstance(size, int) else str(size) for size in value.shape), value.dtype)
+
+
+@dataclass(frozen=True)
 class Imported:
     """MLIR text and what its arguments are.
 
     Attributes:
         text: a module with one ``func.func`` per entry point; state arguments come first.
         state: by entry point, the state name of each argument, or None for an input of the user.
-        values: by entry point, the fake tensor of each argument (shape and dtype).
-        results: by entry point, the fake tensor of each result.
+        values: by entry point, the type of each argument, or None where it is no tensor.
+        results: by entry point, that of each result.
         names: by entry point, the name of each argument.
     """
 
     text: str
     state: Mapping[str, list[str | None]]
-    values: Mapping[str, list[Any]]
-    results: Mapping[str, list[Any]]
+    values: Mapping[str, list[TensorType | None]]
+    results: Mapping[str, list[TensorType | None]]
     names: Mapping[str, list[str]]
 
 
@@ -108,8 +123,8 @@ def import_entries(entries: Mapping[str, ExportedProgram]) -> Imported:
     torch_dialect.register_dialect(context)
     importer = FxImporter(context=context)
     state: dict[str, list[str | None]] = {}
-    values: dict[str, list[Any]] = {}
-    results: dict[str, list[Any]] = {}
+    values: dict[str, list[TensorType | None]] = {}
+    results: dict[str, list[TensorType | None]] = {}
     names: dict[str, list[str]] = {}
     table = decompositions()
     for name, entry in entries.items():
@@ -117,7 +132,9 @@ def import_entries(entries: Mapping[str, ExportedProgram]) -> Imported:
         _drop_none_results(lowered)
         state[name], values[name], names[name] = _as_arguments(name, lowered)
         outputs = {node.name: node.meta.get("val") for node in lowered.graph.nodes}
-        results[name] = [outputs.get(spec.arg.name) for spec in lowered.graph_signature.output_specs]
+        results[name] = [
+            TensorType.of(outputs.get(spec.arg.name)) for spec in lowered.graph_signature.output_specs
+        ]
         try:
             importer.import_program(lowered, func_name=name)
         except Exception as error:
@@ -136,7 +153,9 @@ def _drop_none_results(entry: ExportedProgram) -> None:
     signature.output_specs[:] = [signature.output_specs[index] for index in kept]
 
 
-def _as_arguments(name: str, entry: ExportedProgram) -> tuple[list[str | None], list[Any], list[str]]:
+def _as_arguments(
+    name: str, entry: ExportedProgram
+) -> tuple[list[str | None], list[TensorType | None], list[str]]:
     """Turns parameters, buffers and lifted constants into inputs of the user; says which argument is which."""
     signature = entry.graph_signature
     for spec in signature.output_specs:
@@ -149,11 +168,13 @@ def _as_arguments(name: str, entry: ExportedProgram) -> tuple[list[str | None], 
                 advice="pass the state in and export again",
             )
     fakes = {node.name: node.meta.get("val") for node in entry.graph.nodes if node.op == "placeholder"}
-    state, values, names = [], [], []
+    state: list[str | None] = []
+    values: list[TensorType | None] = []
+    names: list[str] = []
     for index, spec in enumerate(signature.input_specs):
         kept = spec.kind in _STATE
         state.append(spec.target if kept else None)
-        values.append(fakes.get(spec.arg.name))
+        values.append(TensorType.of(fakes.get(spec.arg.name)))
         names.append(spec.arg.name)
         if kept:
             signature.input_specs[index] = InputSpec(InputKind.USER_INPUT, spec.arg, None, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from halfbyte.passes.program import (
     LayerSource,
+    Merge,
     Program,
     add_state,
     drop_dead_state,
@@ -50,14 +51,32 @@ class MergeLinears:
                     name, members = _merge(program, entry, nodes)
                     merged[name] = members
             drop_dead_state(entry)
-        program.report.merged.update({name: list(members) for name, members in merged.items()})
-        rows = {row.name: row for row in program.report.layers}
-        for name, members in merged.items():
-            for member in members:
-                if member in rows:
-                    known = f"{rows[member].reason}; " if rows[member].reason else ""
-                    rows[member].reason = f"{known}computed by {name}"
+        _tell(program, merged)
         return len(merged)
+
+
+@dataclass(frozen=True)
+class MergeAsBefore:
+    """The layers that `MergeLinears` made of a program's, for graphs that have them merged already."""
+
+    merges: Mapping[str, Merge]
+    name: str = MergeLinears.name
+
+    def run(self, program: Program) -> int:
+        for name, merge in self.merges.items():
+            _join(program, name, merge)
+        _tell(program, {name: program.layers[name].members for name in self.merges})
+        return len(self.merges)
+
+
+def _tell(program: Program, merged: Mapping[str, tuple[str, ...]]) -> None:
+    program.report.merged.update({name: list(members) for name, members in merged.items()})
+    rows = {row.name: row for row in program.report.layers}
+    for name, members in merged.items():
+        for member in members:
+            if member in rows:
+                known = f"{rows[member].reason}; " if rows[member].reason else ""
+                rows[member].reason = f"{known}computed by {name}"
 
 
 def _groups(program: Program, entry: ExportedProgram) -> dict[object, list[torch.fx.Node]]:
@@ -129,14 +148,19 @@ def _merge(
     for node, piece in zip(nodes, pieces, strict=True):
         replace(entry, node, piece)
     if name not in program.layers:
-        sources = [program.layers[member] for member in members]
-        has_bias = sources[0].bias is not None
-        program.layers[name] = LayerSource(
-            lambda: join_weights(name, (source.weight() for source in sources), total),
-            _join_biases([source.bias for source in sources if source.bias]) if has_bias else None,
-            tuple(member for source in sources for member in source.members),
-        )
+        _join(program, name, Merge(members, total))
     return name, program.layers[name].members
+
+
+def _join(program: Program, name: str, merge: Merge) -> None:
+    sources = [program.layers[member] for member in merge.members]
+    has_bias = sources[0].bias is not None
+    program.merges[name] = merge
+    program.layers[name] = LayerSource(
+        lambda: join_weights(name, (source.weight() for source in sources), merge.outputs),
+        _join_biases([source.bias for source in sources if source.bias]) if has_bias else None,
+        tuple(member for source in sources for member in source.members),
+    )
 
 
 def merged_name(members: tuple[str, ...]) -> str:

@@ -64,6 +64,14 @@ class TensorSource:
     load: Callable[[], torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Merge:
+    """Layers that became one: their names in `Program.layers`, in column order, and their outputs together."""
+
+    members: tuple[str, ...]
+    outputs: int
+
+
 @dataclass
 class Program:
     """What the passes work on.
@@ -75,6 +83,7 @@ class Program:
         experts: by the name of a block's experts, the weights behind a ``halfbyte::moe`` node, whose codes are the
             state ``<name>.up_codes`` and so on.
         tensors: by state name, every other tensor. State found in neither is taken from the graphs themselves.
+        merges: the layers among ``layers`` that were made of others there.
         empty: the state of the graphs has no values (they come from ``layers`` and ``tensors``): nothing may
             read it, and copies of it would cost memory for nothing.
         report: rows of what was done.
@@ -84,6 +93,7 @@ class Program:
     layers: dict[str, LayerSource] = field(default_factory=dict)
     experts: dict[str, ExpertsSource] = field(default_factory=dict)
     tensors: dict[str, TensorSource] = field(default_factory=dict)
+    merges: dict[str, Merge] = field(default_factory=dict)
     empty: bool = False
     report: Report = field(default_factory=Report)
 

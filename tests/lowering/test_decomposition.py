@@ -40,6 +40,9 @@ class _Layers(torch.nn.Module):
             heads = torch.nn.functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
             left, right = heads.transpose(1, 2).reshape(count, 32).chunk(2, -1)
             x = self.norm(torch.cat([-right, left], -1) * scale + x)
+            x = torch.where(
+                x > scale, x * scale, x * scale.sin()
+            )  # values of one kind that must not be mixed up
         values, places = torch.topk(x, 3, -1)
         spread, mean = torch.var_mean(x, -1)
         return x, values, places, spread + mean * (2 * count + 1), scale
@@ -70,7 +73,7 @@ def test_results_are_those_of_the_model_and_equal_layers_are_traced_once(
     for count in (2, 5, 33):
         x = torch.randn(count, 32)
         for got, want in zip(lowered.module()(x, scale), module(x, scale), strict=True):
-            torch.testing.assert_close(got, want)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 def test_the_operators_are_torchs_own_decomposition() -> None:
