@@ -29,7 +29,7 @@ class CompileOptions:
         kv_cache: of the key and value caches: ``f32``, which adds no error, or ``f16`` or ``bf16``, half of its bytes.
         dump_dir: folder for every stage of the compilation.
         iree_flags: more flags for iree-compile.
-        cache: use the cache of compiled programs.
+        cache: use the cache of imports and compiled programs.
     """
 
     target: str = "cpu"

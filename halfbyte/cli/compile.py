@@ -91,7 +91,7 @@ def compile_command(
         typer.Option("--iree-flag", metavar="FLAG", help="One more flag for iree-compile; repeatable."),
     ] = None,
     cache: Annotated[
-        bool, typer.Option("--cache/--no-cache", help="Use the cache of compiled programs.")
+        bool, typer.Option("--cache/--no-cache", help="Use the cache of imports and compiled programs.")
     ] = True,
 ) -> None:
     """Compiles a checkpoint to a bundle: programs, parameters and a manifest in one folder."""
