@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from iree.compiler import ir
 
@@ -37,6 +36,7 @@ from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.tensor_pieces import pieces
 from halfbyte.passes.program import LayerSource, Program, state_value
 from halfbyte.passes.report import LayerRow
 from halfbyte.passes.scheme import Activations, Zero, mode_name
@@ -142,7 +142,7 @@ class _Splicer:
         size = tuple(0 if d is None else d for d in shaped.shape)
         spec = TensorSpec(key, size, stored)
         value = (lambda: state_value(self.program.entries[entry], name)) if source is None else source.load
-        self.parameters.add(key, ParameterGroup((spec,), lambda: {key: _bytes(value(), spec)}))
+        self.parameters.add(key, ParameterGroup((spec,), lambda: {key: pieces(value(), spec)}))
         loaded = self._global(spec)
         if shaped.dtype == "i1":
             loaded = create("arith.trunci", [ir.Type.parse(shaped.type)], [loaded])
@@ -376,17 +376,3 @@ def _own_weight(name: str) -> Iterator[None]:
             found=str(error),
             accepted="what the operator's documentation says",
         ) from None
-
-
-def _bytes(value: torch.Tensor, spec: TensorSpec) -> np.ndarray:
-    """A tensor's bytes, in the dtype the program declares."""
-    kinds = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
-    value = value.detach().to(kinds.get(spec.dtype, value.dtype)).contiguous()
-    if tuple(value.shape) != spec.shape:
-        raise CompilerError(
-            "a tensor has another shape than its model declares",
-            where=spec.key,
-            found=str(list(value.shape)),
-            accepted=str(list(spec.shape)),
-        )
-    return value.reshape(-1).view(torch.uint8).numpy() if value.numel() else np.zeros(0, np.uint8)

@@ -20,6 +20,7 @@ from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layout import Packing, pack_bias, pack_codes, pack_groups
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.tensor_pieces import pieces
 from halfbyte.passes.merge_linears import join_weights
 from halfbyte.passes.program import LayerSource
 from halfbyte.passes.scheme import Activations, Zero
@@ -210,6 +211,21 @@ def test_scales_and_biases_come_back(scale: str) -> None:
         assert not back[70:].any()
     np.testing.assert_array_equal(pack_bias(bias)[:70], weight.bias)
     assert not pack_bias(bias)[70:].any() and len(pack_bias(bias)) == 128
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (5, 3), (1, 40), (0, 3), (9, 2, 2)])
+@pytest.mark.parametrize("most", [1, 24, 2**20])
+def test_large_tensors_come_in_pieces(shape: tuple[int, ...], most: int) -> None:
+    value = torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape).bfloat16()
+    for kind, wide in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+        found = pieces(value, TensorSpec("a", shape, kind), most)
+        parts = [found] if isinstance(found, np.ndarray) else list(found)
+        whole = b"".join(part.tobytes() for part in parts)
+        assert whole == value.to(wide).reshape(-1).view(torch.uint8).numpy().tobytes()
+        row = len(whole) // max(1, len(value) if shape else 1)
+        assert all(part.nbytes <= max(most, row) for part in parts)
+    with pytest.raises(CompilerError, match=r"declares(.|\n)*accepted: \[4, 4\]"):
+        pieces(value, TensorSpec("a", (4, 4), "f32"), most)
 
 
 def test_zeros_outside_of_the_codes_are_refused(tmp_path: Path) -> None:
