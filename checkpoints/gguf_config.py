@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from halfbyte.checkpoints.architecture import SUPPORTED, checked_config
+from halfbyte.checkpoints.architecture import checked_config
 from halfbyte.checkpoints.gguf_header import GgufHeader, GgufTensor
 from halfbyte.errors import CheckpointError
 
+# Others store what transformers' models hold in ways of their own: norms plus one, heads in another order.
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _ROPE_FACTORS = "rope_freqs.weight"
 # The converters write the factors of Llama 3's scaling and not its parameters; these are the published ones.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -53,12 +55,12 @@ def gguf_config(header: GgufHeader, where: str, read: Callable[[GgufTensor], tor
     """
     metadata, tensors = header.metadata, header.tensors
     name = metadata.get("general.architecture")
-    if name not in SUPPORTED:
+    if name not in _ARCHITECTURES:
         raise CheckpointError(
             "this model architecture is not supported",
             where=where,
             found=f"general.architecture {name!r}"[:200],
-            accepted=", ".join(SUPPORTED),
+            accepted=", ".join(_ARCHITECTURES),
         )
     _refuse_parts(metadata, name, where)
     get = _Getter(metadata, name, where)

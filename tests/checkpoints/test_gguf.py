@@ -275,9 +275,14 @@ def test_configurations_that_are_refused(tmp_path: Path, changes: dict[str, Any]
         made(tmp_path, **changes)
 
 
-def test_other_architectures_and_parts_of_files(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="llama, qwen2, qwen3"):
-        open_checkpoint(write_gguf(tmp_path / "model.gguf", "gemma", metadata("gemma"), float_values()))
+@pytest.mark.parametrize("name", ["gemma", "gemma2", "phi3", "olmo2", "olmoe", "cohere2"])
+def test_other_architectures(tmp_path: Path, name: str) -> None:
+    """Also those that folders may have: their tensors are stored in ways of their own."""
+    with pytest.raises(CheckpointError, match=r"accepted: llama, qwen2, qwen3$"):
+        open_checkpoint(write_gguf(tmp_path / "model.gguf", name, metadata(name), float_values()))
+
+
+def test_parts_of_files(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"split\.count"):
         made(tmp_path, special={"split.count": 2})
 
