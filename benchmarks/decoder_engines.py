@@ -2,8 +2,7 @@
 
 llama.cpp:      CMAKE_ARGS="-DGGML_NATIVE=ON -DGGML_OPENMP=ON -DLLAMA_BUILD_TOOLS=OFF" \\
                     pip install --no-binary llama-cpp-python llama-cpp-python==0.3.36
-                On a CPU with AMX add -DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8: its code for AMX
-                ends in a segmentation fault there.
+                It runs without AMX: its code for tile registers ends in a segmentation fault with this model.
 transformers:   comes with halfbyte's extras
 """
 
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from interleave import answer, pin
+from without_tiles import refuse_tiles
 
 _BUILD = Path("build/benchmarks")
 
@@ -58,6 +58,7 @@ class LlamaCpp:
     """llama.cpp through llama-cpp-python; ``q4_0`` has the file's weights quantized again, into its fastest form."""
 
     def __init__(self, model: Path, threads: int, context: int, q4_0: bool = False) -> None:
+        refuse_tiles()
         import llama_cpp
 
         context = max(256, -(-context // 256) * 256)
