@@ -104,6 +104,7 @@ def test_readers_that_go_away_and_terminals_without_utf8(graph_bundle: Path) -> 
 def test_interrupted() -> None:
     code = (
         "import os, signal, halfbyte.cli as cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # whoever runs the tests may ignore it
         "def make_app():\n"
         "    import typer\n"
         "    app = typer.Typer()\n"
