@@ -141,20 +141,25 @@ def _experts_kernels(
     shape = ExpertsShape.of(module)
     one_by_one = shape is not None and shape.weighed  # then every slot is a row of its own
     (inner, hidden), slots = experts.shape, 1 if one_by_one else model.config.num_experts_per_tok
-    glu, count = Glu(experts.scheme.glu, experts.scheme.limit), experts.experts
+    shared: dict[str, Any] = {
+        "experts": experts.experts,
+        "slots": slots,
+        "io": dtype,
+        "glu": Glu(experts.scheme.glu, experts.scheme.limit),
+        "soft_f16": target.soft_f16,
+    }
     up_shape, down_shape = (inner, hidden), (hidden, inner)
     if isinstance(experts, Fp8Experts):
         fp8 = experts.scheme
         gate_up = Fp8ExpertLinear("up", Fp8Packing(*up_shape, fp8.up.block_inputs), fp8.bias)
         back = Fp8ExpertLinear("down", Fp8Packing(*down_shape, fp8.down.block_inputs), fp8.bias)
         quantized = experts.activations is Activations.FP8
-        return Fp8Moe(target.float_unit, count, slots, gate_up, back, dtype, quantized, glu, target.soft_f16)
+        return Fp8Moe(unit=target.float_unit, quantized=quantized, up=gate_up, down=back, **shared)
     scheme = experts.scheme
 
     def linear(kind: Literal["up", "down"], side: WeightScheme, shape: tuple[int, int]) -> ExpertLinear:
         packing = Packing(*shape, side.group_size, side.bits)
-        return ExpertLinear(kind, packing, side.scale_dtype, side.zero, scheme.bias)
+        return ExpertLinear(kind, packing, scheme.bias, side.scale_dtype, side.zero)
 
     up, down = linear("up", scheme.up, up_shape), linear("down", scheme.down, down_shape)
-    mode = (dtype, experts.activations, digits, glu, target.soft_f16)
-    return Moe(target.isa, count, slots, up, down, *mode)
+    return Moe(isa=target.isa, activations=experts.activations, digits=digits, up=up, down=down, **shared)

@@ -43,16 +43,16 @@ def moe_call(target: CpuTarget, op: Any) -> ExpertsCall:
     bits, up_group, down_group, activations, digits, glu, limit = (constant(value) for value in settings)
     experts, inner, hidden, slots = _shape(x, ids, up[0])
     moe = Moe(
-        target.isa,
-        experts,
-        slots,
-        _linear("up", up, Packing(inner, hidden, up_group, bits)),
-        _linear("down", down, Packing(hidden, inner, down_group, bits)),
-        Shaped.of(x).dtype,
-        Activations(activations),
-        digits,
-        Glu(glu, limit),
-        target.soft_f16,
+        isa=target.isa,
+        experts=experts,
+        slots=slots,
+        up=_linear("up", up, Packing(inner, hidden, up_group, bits)),
+        down=_linear("down", down, Packing(hidden, inner, down_group, bits)),
+        io=Shaped.of(x).dtype,
+        activations=Activations(activations),
+        digits=digits,
+        glu=Glu(glu, limit),
+        soft_f16=target.soft_f16,
     )
 
     def own(name: str, up: Parts, down: Parts) -> ExpertsSource:
@@ -68,15 +68,15 @@ def fp8_block_moe_call(target: CpuTarget, op: Any) -> ExpertsCall:
     *blocks, activations, glu, limit = (constant(value) for value in settings)
     experts, inner, hidden, slots = _shape(x, ids, up[0])
     moe = Fp8Moe(
-        target.float_unit,
-        experts,
-        slots,
-        Fp8ExpertLinear("up", Fp8Packing(inner, hidden, blocks[1]), not is_none(up[2])),
-        Fp8ExpertLinear("down", Fp8Packing(hidden, inner, blocks[3]), not is_none(down[2])),
-        Shaped.of(x).dtype,
-        activations == "fp8",
-        Glu(glu, limit),
-        target.soft_f16,
+        unit=target.float_unit,
+        experts=experts,
+        slots=slots,
+        up=Fp8ExpertLinear("up", Fp8Packing(inner, hidden, blocks[1]), not is_none(up[2])),
+        down=Fp8ExpertLinear("down", Fp8Packing(hidden, inner, blocks[3]), not is_none(down[2])),
+        io=Shaped.of(x).dtype,
+        quantized=activations == "fp8",
+        glu=Glu(glu, limit),
+        soft_f16=target.soft_f16,
     )
 
     def own(name: str, up: Parts, down: Parts) -> ExpertsSource:
@@ -96,4 +96,4 @@ def _shape(x: Any, ids: Any, up_codes: Any) -> tuple[int, int, int, int]:
 def _linear(kind: Literal["up", "down"], parts: Sequence[Any], packing: Packing) -> ExpertLinear:
     _, scale, zero, minimum, bias = parts
     known = Zero.MINIMUM if not is_none(minimum) else Zero.SYMMETRIC if is_none(zero) else Zero.INTEGER
-    return ExpertLinear(kind, packing, Shaped.of(scale).dtype, known, not is_none(bias))
+    return ExpertLinear(kind, packing, not is_none(bias), Shaped.of(scale).dtype, known)

@@ -33,12 +33,18 @@ class HalfbyteMoe:
         target = CpuTarget.named(problem.cpu)
         up = Packing(problem.inner, problem.hidden, problem.group)
         down = Packing(problem.hidden, problem.inner, problem.group)
-        sides = (
-            ExpertLinear("up", up, "f16", Zero.SYMMETRIC, False),
-            ExpertLinear("down", down, "f16", Zero.SYMMETRIC, False),
+        moe = Moe(
+            isa=target.isa,
+            experts=problem.experts,
+            slots=problem.slots,
+            up=ExpertLinear("up", up, False, "f16", Zero.SYMMETRIC),
+            down=ExpertLinear("down", down, False, "f16", Zero.SYMMETRIC),
+            io="f32",
+            activations=self.activations,
+            digits=3,
+            glu=Glu("silu"),
+            soft_f16=target.soft_f16,
         )
-        counts = (problem.experts, problem.slots)
-        moe = Moe(target.isa, *counts, *sides, "f32", self.activations, 3, Glu("silu"), target.soft_f16)
 
         def source(part: str) -> Callable[[int], LayerSource]:
             def weight(expert: int) -> QuantTensor:
@@ -81,10 +87,17 @@ class HalfbyteFp8Moe(HalfbyteMoe):
 
     def build(self, problem: MoeProblem) -> None:
         target = CpuTarget.named(problem.cpu)
-        up = Fp8ExpertLinear("up", Fp8Packing(problem.inner, problem.hidden, problem.group), False)
-        down = Fp8ExpertLinear("down", Fp8Packing(problem.hidden, problem.inner, problem.group), False)
-        mode = ("f32", self.activations is Activations.FP8, Glu("silu"), target.soft_f16)
-        moe = Fp8Moe(target.float_unit, problem.experts, problem.slots, up, down, *mode)
+        moe = Fp8Moe(
+            unit=target.float_unit,
+            experts=problem.experts,
+            slots=problem.slots,
+            up=Fp8ExpertLinear("up", Fp8Packing(problem.inner, problem.hidden, problem.group), False),
+            down=Fp8ExpertLinear("down", Fp8Packing(problem.hidden, problem.inner, problem.group), False),
+            io="f32",
+            quantized=self.activations is Activations.FP8,
+            glu=Glu("silu"),
+            soft_f16=target.soft_f16,
+        )
 
         def source(part: str) -> Callable[[int], LayerSource]:
             def weight(expert: int) -> Fp8Tensor:

@@ -41,9 +41,17 @@ class Case:
             return Fp8ExpertLinear(kind, packing, weight.bias is not None)
 
         experts = self.experts
-        sides = (linear("up", experts.gate[0]), linear("down", experts.down[0]))
-        mode = (self.io, self.quantized, Glu(experts.glu, experts.limit), target.soft_f16)
-        return Fp8Moe(target.float_unit, len(experts.gate), self.slots, *sides, *mode)
+        return Fp8Moe(
+            unit=target.float_unit,
+            experts=len(experts.gate),
+            slots=self.slots,
+            up=linear("up", experts.gate[0]),
+            down=linear("down", experts.down[0]),
+            io=self.io,
+            quantized=self.quantized,
+            glu=Glu(experts.glu, experts.limit),
+            soft_f16=target.soft_f16,
+        )
 
     def source(self) -> ExpertsSource:
         def linear(weight: Fp8Weight) -> LayerSource:

@@ -45,7 +45,18 @@ class Case:
         sides = (_linear("up", self.experts.gate[0]), _linear("down", self.experts.down[0]))
         glu = Glu(self.experts.glu, self.experts.limit)
         count = len(self.experts.gate)
-        return Moe(isa, count, self.slots, *sides, self.io, activations, digits, glu, target.soft_f16)
+        return Moe(
+            isa=isa,
+            experts=count,
+            slots=self.slots,
+            up=sides[0],
+            down=sides[1],
+            io=self.io,
+            activations=activations,
+            digits=digits,
+            glu=glu,
+            soft_f16=target.soft_f16,
+        )
 
     def source(self) -> ExpertsSource:
         sides = (self.experts.gate, self.experts.up, self.experts.down)
@@ -65,7 +76,7 @@ def _linear(kind: str, weight: Weight) -> ExpertLinear:
     )
     scale = next(name for name, dtype in TYPES.items() if weight.scale.dtype == dtype)
     packing = Packing(*weight.codes.shape, weight.group_size, weight.bits)
-    return ExpertLinear(kind, packing, scale, zero, weight.bias is not None)
+    return ExpertLinear(kind, packing, weight.bias is not None, scale, zero)
 
 
 CASES = [
