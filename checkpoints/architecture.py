@@ -171,6 +171,7 @@ def checked_config(raw: dict[str, Any], where: str) -> dict[str, Any]:
             )
     _check_heads(config, where)
     _check_rope(config, where)
+    _check_causal(config, where)
     _check_experts(config, where)
     dtype = config.get("dtype")
     if dtype is not None and dtype not in ("float32", "float16", "bfloat16"):
@@ -198,13 +199,28 @@ def _check_rope(config: dict[str, Any], where: str) -> None:
         rope = config.get(key)
         if not isinstance(rope, dict):
             continue
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind not in _ROPE_TYPES:
+        # One of all layers, or one of each kind of layer by its name (Gemma 3).
+        for kind in (rope, *(inner for inner in rope.values() if isinstance(inner, dict))):
+            found = kind.get("rope_type", kind.get("type", "default"))
+            if found not in _ROPE_TYPES:
+                raise CheckpointError(
+                    "this kind of rotary scaling is not supported",
+                    where=f"{where}, {key}",
+                    found=repr(found)[:100],
+                    accepted=", ".join(_ROPE_TYPES),
+                )
+
+
+def _check_causal(config: dict[str, Any], where: str) -> None:
+    """Embedding models are made of decoders that look ahead, which no decoder here does."""
+    for key, usual in (("is_causal", True), ("use_bidirectional_attention", False)):
+        value = config.get(key)
+        if value is not None and value is not usual:
             raise CheckpointError(
-                "this kind of rotary scaling is not supported",
+                "attention to later tokens is not supported",
                 where=f"{where}, {key}",
-                found=repr(kind)[:100],
-                accepted=", ".join(_ROPE_TYPES),
+                found=repr(value)[:100],
+                accepted=f"{usual}, or nothing",
             )
 
 

@@ -58,8 +58,8 @@ class Limits:
     Attributes:
         layer: of `LayerCheck.error`. By default `LayerCheck.limit`: a CPU gives the bits of the reference, but
             for layers with e4m3 weights.
-        logits: of `Verification.logits_error`; by default 1e-4 where all activations are float32 and float,
-            3e-2 for 16-bit models, and no limit with quantized activations, whose rounding is chaotic through depth.
+        logits: of `Verification.logits_error`; by default 1e-4 where all activations and caches are float32, 3e-2
+            where some have 16 bits, and no limit with quantized activations, whose rounding is chaotic through depth.
         kl: of `Verification.kl`; by default 1e-6 for float32, 1e-2 for 16 bits, 0.5 with quantized activations.
     """
 
@@ -67,9 +67,13 @@ class Limits:
     logits: float | None = None
     kl: float | None = None
 
-    def settled(self, dtype: str, dynamic: bool) -> tuple[float, float]:
-        """Of logits and kl."""
-        wide = dtype == "f32"
+    def settled(self, wide: bool, dynamic: bool) -> tuple[float, float]:
+        """Of logits and kl.
+
+        Args:
+            wide: all activations and caches are float32.
+            dynamic: some activations are quantized.
+        """
         logits = float("inf") if dynamic else 1e-4 if wide else 3e-2
         kl = 0.5 if dynamic else 1e-6 if wide else 1e-2
         return (
@@ -162,9 +166,11 @@ def _judge(
     limits: Limits,
     head_kl: float | None,
 ) -> Verification:
-    model = bundle.manifest.model
     dynamic = any(layer.activations in ("int8", "fp8") for layer in bundle.manifest.layers)
-    logits_limit, kl_limit = limits.settled(model.dtype, dynamic)
+    wide = bundle.manifest.model.dtype == "f32" and all(
+        cache.dtype == "f32" for cache in bundle.manifest.caches
+    )
+    logits_limit, kl_limit = limits.settled(wide, dynamic)
     forward, largest = got["forward"], float(np.abs(expected).max())
     error = float(np.abs(forward - expected).max() / largest)
     kl = _divergence(expected, forward)

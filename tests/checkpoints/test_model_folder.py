@@ -152,6 +152,16 @@ def test_a_float_tensor_that_does_not_fit(tmp_path: Path, value: np.ndarray) -> 
         {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}},
         {"rope_parameters": {"rope_type": ["default"]}},
         {"rope_parameters": {"rope_type": "yarn"}},
+        {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}},
+        {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default"},
+                "sliding_attention": {"type": "ntk"},
+            }
+        },
+        {"model_type": "gemma", "use_bidirectional_attention": True},
+        {"is_causal": False},
+        {"is_causal": "no"},
         {"dtype": "float8"},
         {"dtype": 4},
         {"torch_dtype": ["float16"]},

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import iree.runtime as rt
 import pytest
@@ -165,6 +166,18 @@ def test_passes_on_the_command_line(
 ) -> None:
     assert main("verify", compiled(V2), checkpoints / V2) == 0
     assert "layers: 8 of 8 equal the reference bit for bit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16"])
+def test_caches_of_16_bits_have_the_limits_of_16_bits(
+    checkpoints: Path, compiled: Compile, kind: Literal["f16", "bf16"]
+) -> None:
+    bundle = compiled(V2, kv_cache=kind)
+    found = verify(bundle, checkpoints / V2, tokens=[1, 2, 3, 4, 5])
+    assert found.failures == () and all(check.equal for check in found.layers)
+    assert found.logits_error > 1e-6, "the caches are rounded"
+    wide = verify(bundle, checkpoints / V2, tokens=[1, 2, 3, 4, 5], limits=Limits(logits=1e-6))
+    assert any(failure.startswith("logits") for failure in wide.failures)
 
 
 def test_limits_are_kept(checkpoints: Path, compiled: Compile) -> None:
