@@ -143,6 +143,7 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
     from halfbyte.checkpoints.quantized_head import with_head
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
     from halfbyte.passes.find_attention import DONE
+    from halfbyte.passes.fuse_linears import FusedAsBefore, FuseLinears
     from halfbyte.passes.merge_linears import MergeAsBefore, MergeLinears
     from halfbyte.passes.pipeline import run_passes
     from halfbyte.passes.program import Program
@@ -177,9 +178,9 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
         known = None if kept is None else kept.read()
         if known is None:
             program.entries = export_decoder(model, context, options.kv_cache)
-            run_passes(program, [MergeLinears()])
+            run_passes(program, [MergeLinears(), FuseLinears()])
         else:
-            run_passes(program, [MergeAsBefore(known[1])])
+            run_passes(program, [MergeAsBefore(known[1]), FusedAsBefore(known[2])])
         for number in range(model.config.num_hidden_layers):
             report.attention[f"model.layers.{number}.self_attn"] = f"{DONE}, caches in {options.kv_cache}"
     caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model.config, context))

@@ -71,6 +71,7 @@ class Fp8Values:
             planes=self.planes,
             soft_f16=self.soft_f16,
             slots=self.slots,
+            norm=None,
         )
 
 
@@ -113,6 +114,7 @@ class Fp8Gemm:
             experts=self.experts,
             glu=self.glu.kind if self.glu else None,
             glu_bits=self.glu.bits if self.glu else {},
+            residual=False,
         )
         if self.unit.pairs:
             tiles = self.unit is FloatUnit.TILES

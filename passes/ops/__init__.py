@@ -8,6 +8,7 @@ from halfbyte.passes.ops.cache_append import cache_append
 from halfbyte.passes.ops.digit_planes import digit_block, digit_planes
 from halfbyte.passes.ops.fp8_block_linear import fp8_block_linear
 from halfbyte.passes.ops.fp8_block_moe import fp8_block_moe
+from halfbyte.passes.ops.fused_linear import fused_linear
 from halfbyte.passes.ops.kv_append import blank_caches, kv_append, rotate_append
 from halfbyte.passes.ops.linear import linear
 from halfbyte.passes.ops.moe import moe
@@ -23,6 +24,7 @@ __all__ = [
     "digit_planes",
     "fp8_block_linear",
     "fp8_block_moe",
+    "fused_linear",
     "kv_append",
     "linear",
     "moe",
