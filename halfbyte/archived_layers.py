@@ -107,7 +107,7 @@ def _kernels(
         activations,
         3 if dtype == "f32" else 2,
         int(options["min_tokens"]),
-        target.soft_f16,
+        target.platform,
     )
 
 
@@ -146,7 +146,7 @@ def _experts_kernels(
         "slots": slots,
         "io": dtype,
         "glu": Glu(experts.scheme.glu, experts.scheme.limit),
-        "soft_f16": target.soft_f16,
+        "platform": target.platform,
     }
     up_shape, down_shape = (inner, hidden), (hidden, inner)
     if isinstance(experts, Fp8Experts):

@@ -69,7 +69,7 @@ class Case:
             {1: Activations.INT8, E4M3: Activations.FP8}.get(self.digits, Activations.NONE),
             self.few if self.digits in (1, E4M3) else self.digits,
             self.min_tokens,
-            target.soft_f16,
+            target.platform,
         )
 
     def source(self) -> LayerSource:

@@ -50,7 +50,7 @@ class Case:
             io=self.io,
             quantized=self.quantized,
             glu=Glu(experts.glu, experts.limit),
-            soft_f16=target.soft_f16,
+            platform=target.platform,
         )
 
     def source(self) -> ExpertsSource:

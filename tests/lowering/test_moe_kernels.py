@@ -55,7 +55,7 @@ class Case:
             activations=activations,
             digits=digits,
             glu=glu,
-            soft_f16=target.soft_f16,
+            platform=target.platform,
         )
 
     def source(self) -> ExpertsSource:
