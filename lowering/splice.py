@@ -291,7 +291,7 @@ class _Splicer:
     def _cache_append(self, entry: str, op: Any) -> None:
         cache, rows, _ = (Shaped.of(value) for value in op.operands)
         heads, positions, width = cache.shape
-        kernel = CacheAppend(cache.dtype)
+        kernel = CacheAppend(cache.dtype, self.target.platform)
         self._use([kernel])
         count = rows.shape[1]
         name = f"{kernel.symbol}_{heads}x{positions}x{width}_{'d' if count is None else count}"
@@ -336,7 +336,7 @@ class _Splicer:
         x, *settings = op.operands
         (rows, width), taken, in_order = Shaped.of(x).shape, *map(constant, settings)
         assert width is not None
-        kernel = TopK(width, taken, bool(in_order), Shaped.of(x).dtype)
+        kernel = TopK(width, taken, bool(in_order), Shaped.of(x).dtype, self.target.platform)
         self._use([kernel])
         name = f"{kernel.symbol}_{'d' if rows is None else rows}"
         self.helpers[name] = render(

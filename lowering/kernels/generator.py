@@ -272,7 +272,7 @@ class TopK:
 
     def text(self) -> str:
         return render(
-            self.platform.template("topk"),
+            "topk.mlir.j2",
             name=self.symbol,
             io=self.io,
             E=self.values,
@@ -280,7 +280,7 @@ class TopK:
             in_order=self.in_order,
             partial=64 * self.taken <= self.values,
             depth=2 * (self.values.bit_length() - 1),
-            rows=8,
+            rows=1 if self.platform.is_gpu else 8,
             **self.platform.values,
         )
 

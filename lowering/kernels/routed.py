@@ -150,6 +150,7 @@ class RoutedExperts(abc.ABC, Generic[Linear]):
             sides=self.sides,
             up=self._side(self.up),
             down=self._side(self.down),
+            device=self.platform.device,
             **self.more(),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from halfbyte.errors import UsageError
 from halfbyte.lowering.kernels.attention import Attention, AttentionShape, best_unit
@@ -95,6 +95,16 @@ class CpuTarget(Target):
     @property
     def label(self) -> str:
         return self.cpu
+
+    @property
+    def runs_on(self) -> dict[str, Any]:
+        features = tuple(sorted(self.features))
+        return {"architecture": self.architecture, "cpu": self.cpu, "features": features}
+
+    @property
+    def host(self) -> str:
+        """What ``host`` stands for in the flags, if it does: part of what a compiled program is known by."""
+        return ",".join(sorted(self.features)) if self.cpu == "host" else ""
 
     @property
     def isa(self) -> InstructionSet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -46,8 +46,26 @@ class Target(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def runs_on(self) -> dict[str, Any]:
+        """The fields of the manifest's `Program` that say what it needs."""
+
+    @property
+    def input_flags(self) -> list[str]:
+        """For iree-compile, of programs that come from torch.
+
+        Unless told not to, IREE 3.13 reads f64 arguments and parameters as f32.
+        """
+        return ["--iree-input-demote-f64-to-f32=false"]
+
+    @property
+    @abc.abstractmethod
     def flags(self) -> list[str]:
         """For iree-compile."""
+
+    @property
+    def host(self) -> str:
+        """What flags leave to the machine that compiles."""
+        return ""
 
     @property
     @abc.abstractmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from halfbyte.errors import UsageError
 from halfbyte.lowering.kernels.attention import AttentionOfThreads, AttentionShape
@@ -22,6 +22,7 @@ _PORTABLE = (
     "max_thread_count_per_workgroup = 256, max_workgroup_memory_bytes = 16384, "
     "max_workgroup_counts = [65535, 65535, 65535]>>}}>]>"
 )
+_DESCRIPTION = "#hal.device.target<"
 _DOT = "shaderIntegerDotProduct"
 # IREE's own code takes these as it likes.
 _ALWAYS = (
@@ -36,7 +37,7 @@ class VulkanTarget(Target):
     """One kind of Vulkan device.
 
     Attributes:
-        device: ``portable``, ``portable-nodot``, a name of ``--iree-vulkan-target``, or the file of an attribute.
+        device: ``portable``, ``portable-nodot``, a name of ``--iree-vulkan-target``, or IREE's description of one.
     """
 
     device: str = "portable"
@@ -44,18 +45,45 @@ class VulkanTarget(Target):
     name: ClassVar[str] = "vulkan"
     drivers: ClassVar[tuple[str, ...]] = ("vulkan",)
 
+    @classmethod
+    def named(cls, device: str = "portable") -> VulkanTarget:
+        """The target of a ``--vulkan-target`` option.
+
+        Args:
+            device: ``portable``, ``portable-nodot``, a name of ``--iree-vulkan-target``, or a file that holds IREE's
+                description of a device.
+
+        Raises:
+            UsageError: a file that holds something else.
+        """
+        file = Path(device)
+        return cls(_attribute(file) if file.is_file() else device)
+
     @property
     def label(self) -> str:
-        return Path(self.device).name
+        return "described" if self._is_description else self.device
+
+    @property
+    def runs_on(self) -> dict[str, Any]:
+        return {"device": self.device, "features": tuple(sorted(self.features))}
 
     @property
     def features(self) -> frozenset[str]:
-        """What a device must have, in the spelling of iree-run-module --dump_devices=vulkan."""
+        """What a device must have, as iree-run-module --dump_devices=vulkan spells it."""
         return frozenset(_ALWAYS) | ({_DOT} if self.platform is VULKAN else set())
+
+    @property
+    def _is_description(self) -> bool:
+        return self.device.startswith(_DESCRIPTION)
 
     @property
     def isa(self) -> InstructionSet:
         return THREADS
+
+    @property
+    def input_flags(self) -> list[str]:
+        """Few devices compute f64; torch's scalars are of that type, and become f32."""
+        return ["--iree-input-demote-f64-to-f32=true"]
 
     @property
     def platform(self) -> Platform:
@@ -78,14 +106,14 @@ class VulkanTarget(Target):
         if self.device in _PORTABLES:
             dot = "none" if self.device == "portable-nodot" else "dp4xi8toi32"
             return [*flags, f"--iree-hal-target-device={_PORTABLE.format(dot=dot)}"]
-        if (file := Path(self.device)).is_file():
-            return [*flags, f"--iree-hal-target-device={_attribute(file)}"]
+        if self._is_description:
+            return [*flags, f"--iree-hal-target-device={self.device}"]
         return [*flags, "--iree-hal-target-device=vulkan", f"--iree-vulkan-target={self.device}"]
 
 
 def _attribute(file: Path) -> str:
     text = file.read_text(encoding="utf-8").strip().removesuffix(": !hal.device").strip()
-    if not text.startswith("#hal.device.target<"):
+    if not text.startswith(_DESCRIPTION):
         raise UsageError(
             "not the description of a device",
             where=str(file),
