@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from halfbyte.lowering.kept_imports import KeptImport
     from halfbyte.lowering.parameters import Parameters
     from halfbyte.lowering.splice import Spliced
-    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.lowering.targets.target import Target
     from halfbyte.passes.program import Program
     from halfbyte.passes.scheme import Zero
     from halfbyte.passes.weight import Weight
     from halfbyte.runtime.manifest import Manifest, Model, Tensor
 
+# Options that an import does not depend on.
+_AFTER_THE_IMPORT = ("target", "cpu", "vulkan_target", "iree_flags", "dump_dir")
 PHASES = ("load", "rewrite", "export", "import", "compile", "write")
 
 
@@ -84,13 +86,14 @@ def compile_model(
     from halfbyte.lowering.bundle import check_replaceable
     from halfbyte.lowering.importer import import_entries
     from halfbyte.lowering.splice import splice
-    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.lowering.targets.choice import chosen_targets
 
     options, watch, out = options or CompileOptions(), _Watch(progress or Progress()), Path(out)
     check_replaceable(out)
-    targets = CpuTarget.listed(options.cpu)
+    targets = chosen_targets(options)
     if isinstance(model, str | Path):
-        program, facts = _from_checkpoint(Path(model), options, watch)
+        fuse = not any(target.platform.is_gpu for target in targets)
+        program, facts = _from_checkpoint(Path(model), options, fuse, watch)
     else:
         program, facts = _from_graph(model, options, watch)
     with watch("import"):
@@ -104,7 +107,8 @@ def compile_model(
         row.kernel = spliced[0].kernels.get(row.name, "IREE's own code")
     with watch("compile"):
         modules = zip(targets, spliced, strict=True)
-        vmfbs = [_compile(module, target, options, program) for target, module in modules]
+        several = len(targets) > 1
+        vmfbs = [_compile(module, target, several, options, program) for target, module in modules]
     with watch("write"):
         parameters = spliced[0].parameters
         return _write(out, targets, vmfbs, parameters, imported, program, facts, options, watch)
@@ -138,7 +142,9 @@ class _Watch:
 # ---------------------------------------------------------------- a checkpoint
 
 
-def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tuple[Program, _Facts]:
+def _from_checkpoint(
+    path: Path, options: CompileOptions, fuse: bool, watch: _Watch
+) -> tuple[Program, _Facts]:
     from halfbyte.checkpoints import build_model, open_checkpoint
     from halfbyte.checkpoints.quantized_head import with_head
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
@@ -174,13 +180,17 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
     with watch("export"):
         program = Program({}, empty=True, report=report)
         _sources(program, model, checkpoint)
-        kept = _kept(model, context, checkpoint, options)
+        kept = _kept(model, context, checkpoint, options, fuse)
         known = None if kept is None else kept.read()
         if known is None:
             program.entries = export_decoder(model, context, options.kv_cache)
-            run_passes(program, [MergeLinears(), FuseLinears()])
+            run_passes(program, [MergeLinears(), *[FuseLinears()] * fuse])
         else:
-            run_passes(program, [MergeAsBefore(known[1]), FusedAsBefore(known[2])])
+            run_passes(program, [MergeAsBefore(known[1]), *[FusedAsBefore(known[2])] * fuse])
+        if not fuse:
+            report.fused["every layer"] = (
+                "nothing: kernels of GPUs have no fused form, and targets share graphs"
+            )
         for number in range(model.config.num_hidden_layers):
             report.attention[f"model.layers.{number}.self_attn"] = f"{DONE}, caches in {options.kv_cache}"
     caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model.config, context))
@@ -188,17 +198,17 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
     return program, _Facts(facts, caches, checkpoint, kept, None if known is None else known[0])
 
 
-def _kept(model: Any, context: int, checkpoint: Checkpoint, options: CompileOptions) -> KeptImport | None:
+def _kept(
+    model: Any, context: int, checkpoint: Checkpoint, options: CompileOptions, fuse: bool
+) -> KeptImport | None:
     """Where the model's import is kept, if it may come from the cache: there are no graphs to dump then."""
     from halfbyte.lowering.kept_imports import KeptImport
 
     if not options.cache or options.dump_dir is not None:
         return None
-    chosen = {
-        key: value for key, value in vars(options).items() if key not in ("cpu", "iree_flags", "dump_dir")
-    }
+    chosen = {key: value for key, value in vars(options).items() if key not in _AFTER_THE_IMPORT}
     layers = {f"layer {name}": info for name, info in checkpoint.layers.items()}
-    return KeptImport.of(model, {**chosen, **layers, "context": context})
+    return KeptImport.of(model, {**chosen, **layers, "context": context, "fuse": fuse})
 
 
 def _row(layer: LayerInfo, choice: LayerActivations, options: CompileOptions) -> Any:
@@ -342,16 +352,17 @@ def _from_graph(
 # ---------------------------------------------------------------- compile and write
 
 
-def _compile(spliced: Spliced, target: CpuTarget, options: CompileOptions, program: Program) -> bytes:
+def _compile(
+    spliced: Spliced, target: Target, several: bool, options: CompileOptions, program: Program
+) -> bytes:
     from halfbyte.lowering.bundle import write_json
     from halfbyte.lowering.compiler import compile_module
 
-    # Without the second flag f64 arguments and parameters are read as f32 (IREE 3.13).
-    importing = ["--iree-input-type=torch", "--iree-input-demote-f64-to-f32=false"]
+    importing = ["--iree-input-type=torch", *target.input_flags]
     flags = [*importing, *target.flags, *options.iree_flags]
     dump_dir = options.dump_dir
-    if dump_dir is not None and "," in options.cpu:
-        dump_dir = dump_dir / target.cpu
+    if dump_dir is not None and several:
+        dump_dir = dump_dir / f"{target.name}-{target.label}"
     if options.dump_dir is not None:
         for name, entry in program.entries.items():
             options.dump_dir.mkdir(parents=True, exist_ok=True)
@@ -362,14 +373,14 @@ def _compile(spliced: Spliced, target: CpuTarget, options: CompileOptions, progr
         flags,
         dump_dir=dump_dir,
         cache=options.cache,
-        host=",".join(sorted(target.features)) if target.cpu == "host" else "",
+        host=target.host,
     )
     return vmfb
 
 
 def _write(
     out: Path,
-    targets: Sequence[CpuTarget],
+    targets: Sequence[Target],
     vmfbs: Sequence[bytes],
     parameters: Parameters,
     imported: Imported,
@@ -388,11 +399,11 @@ def _write(
     with bundle_folder(out) as folder:
         programs = []
         for target, vmfb in zip(targets, vmfbs, strict=True):
-            file = f"model.{target.name}{'-' + target.cpu if len(targets) > 1 else ''}.vmfb"
+            alone = sum(other.name == target.name for other in targets) == 1
+            file = f"model.{target.name}{'' if alone else f'-{target.label}'}.vmfb"
             (folder / file).write_bytes(vmfb)
-            digest, features = hashlib.sha256(vmfb).hexdigest(), tuple(sorted(target.features))
-            where = (target.architecture, target.cpu, features)
-            programs.append(contract.Program(target.name, file, digest, target.drivers, *where))
+            digest = hashlib.sha256(vmfb).hexdigest()
+            programs.append(contract.Program(target.name, file, digest, target.drivers, **target.runs_on))
         archive_file = f"model.{layout}.irpa"
         digest = write_archive(folder / archive_file, parameters, watch.progress.advance)
         size = (folder / archive_file).stat().st_size

@@ -9,7 +9,7 @@ from halfbyte.lowering.imported_values import Shaped, constant, is_none
 from halfbyte.lowering.kernels.generator import Glu, RmsNorm
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layout import Packing
-from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.target import Target
 from halfbyte.passes.scheme import Activations, Zero
 
 
@@ -30,7 +30,7 @@ class LinearCall:
     given: tuple[Any, ...]
 
 
-def linear_call(target: CpuTarget, op: Any) -> LinearCall:
+def linear_call(target: Target, op: Any) -> LinearCall:
     x, codes, scale, zero, minimum, bias, *settings = op.operands
     bits, group_size, activations, digits, min_tokens = map(constant, settings[:5])
     norm, glu, residual, given = None, None, False, [x]
@@ -53,7 +53,7 @@ def linear_call(target: CpuTarget, op: Any) -> LinearCall:
         Activations(activations),
         digits,
         min_tokens,
-        target.soft_f16,
+        target.platform,
         norm,
         glu,
         residual,

@@ -1,4 +1,4 @@
-"""``halfbyte::linear`` and ``fused_linear`` on the CPU: a layer's kernels and the function that strings them together."""
+"""``halfbyte::linear`` and ``fused_linear`` on the CPU: their kernels and the function that strings them together."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from halfbyte.lowering.kernels.generator import (
     render,
 )
 from halfbyte.lowering.kernels.isa import InstructionSet
+from halfbyte.lowering.kernels.platform import CPU, Platform
 from halfbyte.lowering.layout import Packing
 from halfbyte.passes.scheme import Activations, Zero
 
@@ -47,7 +48,7 @@ class Linear:
         activations: int8, fp8 or none (float).
         digits: digit planes of the float path.
         min_tokens: with quantized activations, fewer tokens than this take the float path; 0 for never.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
         norm: of x.
         glu: of the outputs, gate's and then up's.
         residual: whether the results are added to something.
@@ -62,7 +63,7 @@ class Linear:
     activations: Activations
     digits: int
     min_tokens: int
-    soft_f16: bool = False
+    platform: Platform = CPU
     norm: RmsNorm | None = None
     glu: Glu | None = None
     residual: bool = False
@@ -85,7 +86,7 @@ class Linear:
         return (codes, planes) if self.min_tokens else (codes,)
 
     def _quantize(self, codes: Codes) -> Quantize:
-        return Quantize(self.io, codes, self.soft_f16, norm=self.norm)
+        return Quantize(self.io, codes, self.platform, norm=self.norm)
 
     def _gemm(self, codes: Codes) -> Gemm:
         return Gemm(
@@ -96,7 +97,7 @@ class Linear:
             self.scale,
             self.zero,
             self.bias,
-            self.soft_f16,
+            self.platform,
             glu=self.glu,
             residual=self.residual,
         )
@@ -177,4 +178,5 @@ class Linear:
             weights=self.arguments,
             modes=modes,
             min_tokens=self.min_tokens,
+            device=self.platform.device,
         )

@@ -95,7 +95,7 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         takes += [((linear.outputs,), "f32")] * linear.residual
         takes += [Tensor(argument.name, argument.shape, argument.dtype) for argument in linear.more]
         layers.append((name, linear, group, tuple(takes), ((linear.outputs,), "f32")))
-    return compile_program(tmp_path_factory.mktemp("fused") / variant.label, layers, variant.cpu)
+    return compile_program(tmp_path_factory.mktemp("fused") / variant.label, layers, target)
 
 
 @pytest.mark.parametrize("name", CASES)
