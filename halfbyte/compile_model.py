@@ -151,9 +151,10 @@ def _from_checkpoint(
     from halfbyte.passes.find_attention import DONE
     from halfbyte.passes.fuse_linears import FusedAsBefore, FuseLinears
     from halfbyte.passes.merge_linears import MergeAsBefore, MergeLinears
-    from halfbyte.passes.pipeline import run_passes
+    from halfbyte.passes.pipeline import Pass, run_passes
     from halfbyte.passes.program import Program
     from halfbyte.passes.report import Report, raise_refusals
+    from halfbyte.passes.rotate_merged import RotateMerged
     from halfbyte.runtime.manifest import Tensor
 
     with watch("load"):
@@ -184,7 +185,8 @@ def _from_checkpoint(
         known = None if kept is None else kept.read()
         if known is None:
             program.entries = export_decoder(model, context, options.kv_cache)
-            run_passes(program, [MergeLinears(), *[FuseLinears()] * fuse])
+            fusions: list[Pass] = [FuseLinears(), RotateMerged()] if fuse else []
+            run_passes(program, [MergeLinears(), *fusions])
         else:
             run_passes(program, [MergeAsBefore(known[1]), *[FusedAsBefore(known[2])] * fuse])
         if not fuse:

@@ -43,6 +43,8 @@ from halfbyte.passes.scheme import Activations, mode_name
 from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"
+# Operators without kernels for GPUs.
+_CPU_ALONE = ("torch.halfbyte.fused_linear", "torch.halfbyte.rotate_append_merged")
 
 
 @dataclass
@@ -106,7 +108,7 @@ class _Splicer:
         }
         for op in operators(function):
             name = ir.StringAttr(op.attributes["name"]).value
-            if name not in lowerings:
+            if name not in lowerings or (name in _CPU_ALONE and self.target.platform.is_gpu):
                 raise CompilerError(
                     "this operator has no lowering",
                     where=f"entry point {entry}",

@@ -9,7 +9,7 @@ from halfbyte.passes.ops.digit_planes import digit_block, digit_planes
 from halfbyte.passes.ops.fp8_block_linear import fp8_block_linear
 from halfbyte.passes.ops.fp8_block_moe import fp8_block_moe
 from halfbyte.passes.ops.fused_linear import fused_linear
-from halfbyte.passes.ops.kv_append import blank_caches, kv_append, rotate_append
+from halfbyte.passes.ops.kv_append import blank_caches, kv_append, rotate_append, rotate_append_merged
 from halfbyte.passes.ops.linear import linear
 from halfbyte.passes.ops.moe import moe
 from halfbyte.passes.ops.quantize_fp8 import quantize_fp8
@@ -31,5 +31,6 @@ __all__ = [
     "quantize_fp8",
     "quantize_per_token",
     "rotate_append",
+    "rotate_append_merged",
     "topk",
 ]
