@@ -391,6 +391,7 @@ def _write(
     options: CompileOptions,
     watch: _Watch,
 ) -> Compiled:
+    from halfbyte.kept_tokenizer import save_tokenizer
     from halfbyte.lowering.archive import write_archive
     from halfbyte.lowering.bundle import bundle_folder, run_line, write_flag_files, write_json
     from halfbyte.lowering.entry_points import entry_points
@@ -412,7 +413,8 @@ def _write(
         tensors = {t.key: contract.ParameterTensor(t.bytes) for t in parameters.tensors}
         served = tuple(dict.fromkeys(target.name for target in targets))
         archive = contract.ParameterArchive(SCOPE, archive_file, digest, layout, size, served, tensors)
-        tokenizer = facts.checkpoint.save_tokenizer(folder) if facts.checkpoint is not None else []
+        checkpoint = facts.checkpoint
+        tokenizer = [] if checkpoint is None else save_tokenizer(checkpoint, folder, options.cache)
         layers = [
             contract.Layer(row.name, row.shape, row.scheme, row.activations, row.kernel)
             for row in program.report.layers
