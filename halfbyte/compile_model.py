@@ -83,6 +83,8 @@ def compile_model(
         CompilerError: iree-compile failed.
         UsageError: options that make no sense, or an output that is not a bundle.
     """
+    from halfbyte.errors import UsageError
+    from halfbyte.fusions import chosen_fusions
     from halfbyte.lowering.bundle import check_replaceable
     from halfbyte.lowering.importer import import_entries
     from halfbyte.lowering.splice import splice
@@ -90,10 +92,13 @@ def compile_model(
 
     options, watch, out = options or CompileOptions(), _Watch(progress or Progress()), Path(out)
     check_replaceable(out)
-    targets = chosen_targets(options)
+    targets, fusions = chosen_targets(options), chosen_fusions(options.fuse)
     if isinstance(model, str | Path):
-        fuse = not any(target.platform.is_gpu for target in targets)
-        program, facts = _from_checkpoint(Path(model), options, fuse, watch)
+        if any(target.platform.is_gpu for target in targets):
+            fusions = frozenset()
+            if options.sample == "program":
+                raise UsageError("programs of GPUs draw no tokens", where="--sample", accepted="host")
+        program, facts = _from_checkpoint(Path(model), options, fusions, watch)
     else:
         program, facts = _from_graph(model, options, watch)
     with watch("import"):
@@ -143,18 +148,18 @@ class _Watch:
 
 
 def _from_checkpoint(
-    path: Path, options: CompileOptions, fuse: bool, watch: _Watch
+    path: Path, options: CompileOptions, fusions: frozenset[str], watch: _Watch
 ) -> tuple[Program, _Facts]:
     from halfbyte.checkpoints import build_model, open_checkpoint
     from halfbyte.checkpoints.quantized_head import with_head
+    from halfbyte.fusions import passes_of
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
     from halfbyte.passes.find_attention import DONE
-    from halfbyte.passes.fuse_linears import FusedAsBefore, FuseLinears
+    from halfbyte.passes.fuse_linears import FusedAsBefore
     from halfbyte.passes.merge_linears import MergeAsBefore, MergeLinears
-    from halfbyte.passes.pipeline import Pass, run_passes
+    from halfbyte.passes.pipeline import run_passes
     from halfbyte.passes.program import Program
     from halfbyte.passes.report import Report, raise_refusals
-    from halfbyte.passes.rotate_merged import RotateMerged
     from halfbyte.runtime.manifest import Tensor
 
     with watch("load"):
@@ -181,15 +186,15 @@ def _from_checkpoint(
     with watch("export"):
         program = Program({}, empty=True, report=report)
         _sources(program, model, checkpoint)
-        kept = _kept(model, context, checkpoint, options, fuse)
+        kept = _kept(model, context, checkpoint, options, fusions)
         known = None if kept is None else kept.read()
         if known is None:
-            program.entries = export_decoder(model, context, options.kv_cache)
-            fusions: list[Pass] = [FuseLinears(), RotateMerged()] if fuse else []
-            run_passes(program, [MergeLinears(), *fusions])
+            samples = options.sample == "program"
+            program.entries = export_decoder(model, context, options.kv_cache, samples)
+            run_passes(program, [MergeLinears(), *passes_of(fusions)])
         else:
-            run_passes(program, [MergeAsBefore(known[1]), *[FusedAsBefore(known[2])] * fuse])
-        if not fuse:
+            run_passes(program, [MergeAsBefore(known[1]), FusedAsBefore(known[2])])
+        if not fusions and options.fuse != "none":
             report.fused["every layer"] = (
                 "nothing: kernels of GPUs have no fused form, and targets share graphs"
             )
@@ -201,7 +206,7 @@ def _from_checkpoint(
 
 
 def _kept(
-    model: Any, context: int, checkpoint: Checkpoint, options: CompileOptions, fuse: bool
+    model: Any, context: int, checkpoint: Checkpoint, options: CompileOptions, fusions: frozenset[str]
 ) -> KeptImport | None:
     """Where the model's import is kept, if it may come from the cache: there are no graphs to dump then."""
     from halfbyte.lowering.kept_imports import KeptImport
@@ -210,7 +215,7 @@ def _kept(
         return None
     chosen = {key: value for key, value in vars(options).items() if key not in _AFTER_THE_IMPORT}
     layers = {f"layer {name}": info for name, info in checkpoint.layers.items()}
-    return KeptImport.of(model, {**chosen, **layers, "context": context, "fuse": fuse})
+    return KeptImport.of(model, {**chosen, **layers, "context": context, "fuse": sorted(fusions)})
 
 
 def _row(layer: LayerInfo, choice: LayerActivations, options: CompileOptions) -> Any:

@@ -31,7 +31,7 @@ from halfbyte.lowering.imported_values import (
 )
 from halfbyte.lowering.importer import Imported
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
-from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, TopK, render
+from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, Sample, TopK, render
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.linear_calls import linear_call
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
@@ -44,7 +44,7 @@ from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"
 # Operators without kernels for GPUs.
-_CPU_ALONE = ("torch.halfbyte.fused_linear", "torch.halfbyte.rotate_append_merged")
+_CPU_ALONE = tuple(f"torch.halfbyte.{name}" for name in ("fused_linear", "rotate_append_merged", "sample"))
 
 
 @dataclass
@@ -105,6 +105,7 @@ class _Splicer:
             **dict.fromkeys(ATTENTION, self._attention),
             "torch.halfbyte.quantize_per_token": self._quantize_per_token,
             "torch.halfbyte.topk": self._topk,
+            "torch.halfbyte.sample": self._sample,
         }
         for op in operators(function):
             name = ir.StringAttr(op.attributes["name"]).value
@@ -329,6 +330,13 @@ class _Splicer:
             "topk_rows.mlir.j2", name=name, kernel=kernel.symbol, M=rows, E=width, k=taken, io=kernel.io
         )
         replace(op, call(name, [Shaped.of(result).type for result in op.results], [builtin(x)]))
+
+    def _sample(self, entry: str, op: Any) -> None:
+        [size], kernel = Shaped.of(op.operands[0]).shape, Sample()
+        self._use([kernel])
+        name = f"{kernel.symbol}_{size}"
+        self.helpers[name] = render("sample_row.mlir.j2", name=name, kernel=kernel.symbol, V=size)
+        replace(op, call(name, ["tensor<1xi64>"], [builtin(value) for value in op.operands]))
 
     def _use(self, kernels: Any) -> None:
         kernel: Kernel

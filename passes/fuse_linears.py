@@ -27,8 +27,14 @@ class FuseLinears:
     Each gives the bits of the reference of the pair (`passes.ops.rms_norm`, `swiglu`), which differ from torch's own
     norm, SiLU and GELU by roundings. Layers with e4m3 weights and activations of 16 bits stay as they are, and so
     does what is used by others too.
+
+    Attributes:
+        norm, glu, residual: which of them are fused.
     """
 
+    norm: bool = True
+    glu: bool = True
+    residual: bool = True
     name: str = "fuse-linears"
 
     def run(self, program: Program) -> int:
@@ -38,7 +44,7 @@ class FuseLinears:
                 layer = names.get(_name(node, 1), "").removesuffix(".codes")
                 if layer not in program.layers or node.target is not _LINEAR:
                     continue
-                found = _Around.of(node)
+                found = _Around.of(node, self)
                 if found.parts:
                     program.report.fused[layer] = ", ".join(found.parts)
                     _fuse(entry, node, found)
@@ -79,18 +85,18 @@ class _Around:
     parts: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, node: Node) -> _Around:
+    def of(cls, node: Node, chosen: FuseLinears) -> _Around:
         x: Any = node.args[0]
         found = cls(x, node)
         if x.meta["val"].dtype != torch.float32:
             return found
-        if (normed := _norm(x)) is not None:
+        if chosen.norm and (normed := _norm(x)) is not None:
             found.x, found.norm = normed[0], normed[1:]
             found.parts.append("RMSNorm before")
-        if (product := _glu(node)) is not None:
+        if chosen.glu and (product := _glu(node)) is not None:
             found.glu, found.last = product
             found.parts.append({"silu": "SwiGLU after", "gelu_tanh": "GeGLU after"}[found.glu])
-        elif (added := _residual(node)) is not None:
+        elif chosen.residual and (added := _residual(node)) is not None:
             found.residual, found.last = added
             found.parts.append("residual added after")
         return found

@@ -308,6 +308,17 @@ class TopK:
         )
 
 
+@dataclass(frozen=True)
+class Sample:
+    """``sample.mlir.j2``: the next token out of logits."""
+
+    symbol: str = "halfbyte_sample"
+
+    def text(self) -> str:
+        bits = Glu("silu").bits
+        return render("sample.mlir.j2", name=self.symbol, lanes=16, glu=None, glu_bits=bits, **CPU.values)
+
+
 def _float_bits(value: float) -> int:
     """Of the nearest float32."""
     return int(struct.unpack("<I", struct.pack("<f", value))[0])

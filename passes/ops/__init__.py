@@ -14,6 +14,7 @@ from halfbyte.passes.ops.linear import linear
 from halfbyte.passes.ops.moe import moe
 from halfbyte.passes.ops.quantize_fp8 import quantize_fp8
 from halfbyte.passes.ops.quantize_per_token import quantize_per_token
+from halfbyte.passes.ops.sample import sample
 from halfbyte.passes.ops.topk import topk
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "quantize_per_token",
     "rotate_append",
     "rotate_append_merged",
+    "sample",
     "topk",
 ]
