@@ -16,7 +16,11 @@ from halfbyte.passes.program import Program, drop_dead_state, layer_nodes, repla
 _aten: Any = torch.ops.aten
 _LINEAR = torch.ops.halfbyte.linear.default
 _FUSED = torch.ops.halfbyte.fused_linear.default
-_SAME = (_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default, _aten.alias.default)
+_SAME = (
+    *(_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default, _aten.type_as.default),
+    *(_aten.alias.default, _aten.dropout.default),
+)
+_NAMES = {"silu": "SwiGLU", "gelu_tanh": "GeGLU"}
 _HALVES = (_aten.chunk.default, _aten.split.Tensor, _aten.split_with_sizes.default)
 
 
@@ -46,8 +50,9 @@ class FuseLinears:
                     continue
                 found = _Around.of(node, self)
                 if found.parts:
-                    program.report.fused[layer] = ", ".join(found.parts)
                     _fuse(entry, node, found)
+                if found.parts or found.left:
+                    program.report.fused[layer] = ", ".join([*found.parts, *found.left])
             drop_dead_state(entry)
         return len(program.report.fused)
 
@@ -75,6 +80,7 @@ class _Around:
         residual: what is added to them.
         last: the node whose value the fused operator gives.
         parts: the same in words.
+        left: what could not be fused, and why.
     """
 
     x: Node
@@ -83,6 +89,7 @@ class _Around:
     glu: str = ""
     residual: Node | None = None
     parts: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, node: Node, chosen: FuseLinears) -> _Around:
@@ -93,9 +100,13 @@ class _Around:
         if chosen.norm and (normed := _norm(x)) is not None:
             found.x, found.norm = normed[0], normed[1:]
             found.parts.append("RMSNorm before")
-        if chosen.glu and (product := _glu(node)) is not None:
+        product, outputs = _glu(node) if chosen.glu else None, node.meta["val"].shape[-1]
+        if product is not None and outputs % 128:
+            kind, width = _NAMES[product[0]], outputs // 2
+            found.left.append(f"{kind} by IREE: {width} outputs of gate are no whole blocks of 64")
+        elif product is not None:
             found.glu, found.last = product
-            found.parts.append({"silu": "SwiGLU after", "gelu_tanh": "GeGLU after"}[found.glu])
+            found.parts.append(f"{_NAMES[found.glu]} after")
         elif chosen.residual and (added := _residual(node)) is not None:
             found.residual, found.last = added
             found.parts.append("residual added after")
@@ -108,6 +119,15 @@ def _fuse(entry: ExportedProgram, node: Node, found: _Around) -> None:
         fused = entry.graph.call_function(_FUSED, arguments)
     fused.meta = dict(node.meta, val=found.last.meta["val"])
     replace(entry, found.last, fused)
+    if found.last is not node:
+        _erase(node)
+
+
+def _erase(node: Node) -> None:
+    """Erases a value that leads to nothing any more; a dropout would stay, being random where it is not off."""
+    for user in list(node.users):
+        _erase(user)
+    node.graph.erase_node(node)
 
 
 def _name(node: Node, position: int) -> str:
@@ -123,7 +143,8 @@ def _itself(node: Any) -> Any:
     """What a node is a copy of, if it changes nothing."""
     while _calls(node, *_SAME):
         before = node.args[0]
-        if before.meta["val"].dtype != node.meta["val"].dtype:
+        drops = node.target is _aten.dropout.default and node.args[2]
+        if drops or before.meta["val"].dtype != node.meta["val"].dtype:
             break
         node = before
     return node
@@ -208,9 +229,8 @@ def _eps(root: Any, h: Any) -> float | None:
 
 def _glu(node: Node) -> tuple[str, Node] | None:
     """The kind of the product of a linear's halves, and the node that computes it."""
-    outputs = node.meta["val"].shape[-1]
-    halves = _halves(node, outputs)
-    if halves is None or outputs % 128:
+    halves = _halves(node, node.meta["val"].shape[-1])
+    if halves is None:
         return None
     gate, up = halves
     curved = _only_user(gate)
