@@ -26,6 +26,11 @@ def obstacle() -> str:
     return f"no Vulkan device: {unavailable_drivers().get('vulkan', 'the runtime has no driver')}"
 
 
+def same_values(one: Array, other: Array) -> bool:
+    """Value by value; a driver may change the sign of a zero."""
+    return np.array_equal(one.astype(np.float32), other.astype(np.float32), equal_nan=True)
+
+
 def far_rows(got: Array, want: Array, allowed: float | None = None) -> list[int]:
     """Rows that are further from the reference than rounding explains, relative to their largest value.
 

@@ -82,7 +82,7 @@ def compile_command(
         typer.Option(
             "--cuda-arch",
             metavar="NAME[,NAME...]",
-            help="sm_80, sm_86, sm_89, sm_90, sm_120 or sm_121: a program for each. Newer GPUs run those of older ones.",
+            help="sm_80, sm_86, sm_89, sm_90, sm_120 or sm_121: a program for each. Newer GPUs run older ones'.",
         ),
     ] = "sm_80",
     dtype: Annotated[
