@@ -52,8 +52,8 @@ def test_integer_products_are_those_of_the_hardware(kernels: dict[str, Entry]) -
     gemms = {name: entry for name, entry in kernels.items() if "_gemm_" in name and "_fp8_" not in name}
     assert len(gemms) > 8
     for name, entry in gemms.items():
-        assert entry.count("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32") >= 4, name
-        assert entry.count("dp4a.s32.s32") >= 2, name
+        assert entry.count("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"), name
+        assert entry.count("dp4a.s32.s32"), name
         assert entry.spilled == 0, f"{name} spills {entry.spilled} bytes of {entry.registers} registers"
 
 
