@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 import pytest
+from foreign_cpu import AnyBundle, obstacle
 from fp8_moe_twin import Fp8Experts, fp8_moe, random_fp8_experts
 from fp8_twin import Fp8Weight
 from layer_bundles import call_layer, compile_program
@@ -21,8 +22,6 @@ from halfbyte.lowering.kernels.generator import Glu
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.passes.program import ExpertsSource, LayerSource
 from halfbyte.passes.weight import Fp8Tensor
-from halfbyte.runtime import Bundle
-from halfbyte.runtime.cpu_features import architecture, host_features
 
 
 @dataclass(frozen=True)
@@ -82,13 +81,14 @@ TOKENS = (0, 1, 2, 9, 33, 130)
 CASTS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
-@pytest.fixture(scope="module", params=["host", "amx", "avx512bf16", "x86-64-v4", "x86-64-v3", "x86-64"])
-def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+CPUS = ("host", "amx", "avx512bf16", "x86-64-v4", "x86-64-v3", "x86-64", "aarch64")
+
+
+@pytest.fixture(scope="module", params=CPUS)
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AnyBundle:
     target, layers = CpuTarget.named(request.param), []
-    if target.architecture != architecture():
-        pytest.skip(f"this is no {target.architecture}")
-    if lacking := target.features - host_features():
-        pytest.skip(f"this CPU lacks {', '.join(sorted(lacking))}")
+    if why := obstacle(target):
+        pytest.skip(why)
     for case in CASES:
         moe, hidden = case.kernels(target), case.experts.hidden
         group = target.pack_experts(case.name, moe, case.source())
@@ -119,7 +119,7 @@ def expected(number: int, tokens: int) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_is_near_the_twin(kernels: Bundle, case: Case) -> None:
+def test_is_near_the_twin(kernels: AnyBundle, case: Case) -> None:
     ulp = 0.0 if case.io == "f32" else 2 * float(ml_dtypes.finfo(CASTS[case.io]).eps)
     for tokens in TOKENS:
         x, ids, weights = routed(case, tokens)
@@ -138,7 +138,7 @@ def test_is_near_the_twin(kernels: Bundle, case: Case) -> None:
         assert tokens < 30 or flipped.mean() < 0.1  # codes of the product on the other side of a tie
 
 
-def test_a_token_of_a_batch_equals_the_token_alone(kernels: Bundle) -> None:
+def test_a_token_of_a_batch_equals_the_token_alone(kernels: AnyBundle) -> None:
     for case in CASES:
         x, ids, weights = routed(case, 130)
         together = call_layer(kernels, case.name, x, ids, weights)

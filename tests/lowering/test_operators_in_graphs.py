@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from foreign_cpu import AnyBundle, obstacle, opened
 from fp8_twin import Fp8Weight, fp8_block_linear, random_fp8_weight
 from numpy_twin import Array, linear, quantized_per_token, same_bits, same_by_row
 from random_layers import random_activations, random_weight, telling_rows
@@ -14,8 +15,6 @@ from torch_bridge import linear_arguments
 import halfbyte
 from halfbyte.errors import CompilerError
 from halfbyte.lowering.targets.cpu import CpuTarget
-from halfbyte.runtime import Bundle
-from halfbyte.runtime.cpu_features import architecture, host_features
 
 # N, K, block, activations, dtype of x: tiles that are not full, ragged blocks, one scale per output, one for all.
 LAYERS = (
@@ -65,18 +64,20 @@ class _Operators(torch.nn.Module):
         return (*out, *torch.ops.halfbyte.quantize_per_token(xs[-1]))
 
 
-@pytest.fixture(scope="module", params=["host", "amx", "avx512bf16", "x86-64-v4", "x86-64-v3", "x86-64"])
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+CPUS = ("host", "amx", "avx512bf16", "x86-64-v4", "x86-64-v3", "x86-64", "aarch64")
+
+
+@pytest.fixture(scope="module", params=CPUS)
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AnyBundle:
     target = CpuTarget.named(request.param)
-    if target.architecture != architecture():
-        pytest.skip(f"this is no {target.architecture}")
-    if lacking := target.features - host_features():
-        pytest.skip(f"this CPU lacks {', '.join(sorted(lacking))}")
+    if why := obstacle(target):
+        pytest.skip(why)
     rows = torch.export.Dim("T", min=0, max=4096)
     xs = (*(torch.zeros(5, inputs, dtype=TORCH[io]) for _, inputs, _, _, io in LAYERS), torch.zeros(5, 96))
     program = torch.export.export(_Operators(), xs, dynamic_shapes=(tuple({0: rows} for _ in xs),))
     folder = tmp_path_factory.mktemp("operators") / "bundle"
-    return halfbyte.load(halfbyte.compile(program, folder, halfbyte.CompileOptions(cpu=request.param)).path)
+    made = halfbyte.compile(program, folder, halfbyte.CompileOptions(cpu=request.param))
+    return opened(made.path, target)
 
 
 def _inputs() -> list[Array]:
@@ -103,12 +104,12 @@ def _near(got: Array, want: Array, weight: Fp8Weight) -> bool:
     return bool((off <= 2e-6 * largest + ulp * np.abs(np.where(bad, 0, want))).all())
 
 
-def _call(bundle: Bundle, xs: list[Array]) -> tuple[Array, ...]:
+def _call(bundle: AnyBundle, xs: list[Array]) -> tuple[Array, ...]:
     carriers = (x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x for x in xs)
     return tuple(bundle.call("forward", *carriers))
 
 
-def test_equals_the_references(bundle: Bundle) -> None:
+def test_equals_the_references(bundle: AnyBundle) -> None:
     xs = _inputs()
     with np.errstate(invalid="ignore"):
         wanted = [
@@ -125,7 +126,7 @@ def test_equals_the_references(bundle: Bundle) -> None:
             assert same_bits(got_scales, scales[:rows])
 
 
-def test_a_row_of_a_batch_equals_the_row_alone(bundle: Bundle) -> None:
+def test_a_row_of_a_batch_equals_the_row_alone(bundle: AnyBundle) -> None:
     xs = _inputs()
     together = _call(bundle, xs)
     for row in (0, 1, 7, 50, 100):
@@ -134,7 +135,7 @@ def test_a_row_of_a_batch_equals_the_row_alone(bundle: Bundle) -> None:
             assert same_bits(one, batch[row : row + 1])
 
 
-def test_the_report_names_them(bundle: Bundle) -> None:
+def test_the_report_names_them(bundle: AnyBundle) -> None:
     layers = {layer.name: layer for layer in bundle.manifest.layers}
     assert len(layers) == len(LAYERS) + 1
     for index, (outputs, inputs, _, activations, _) in enumerate(LAYERS):
