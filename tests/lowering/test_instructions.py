@@ -23,6 +23,7 @@ INNER = {
     "x86-64-v4": r"\tvpmadd(?:ubsw|wd)\t.*%zmm",
     "avxvnni": r"\{vex\}\s+vpdpbusd\t.*%ymm",
     "x86-64-v3": r"\tvpmadd(?:ubsw|wd)\t.*%ymm",
+    "aarch64-i8mm": r"\tusmmla\t.*v[0-9]+\.4s",
     "aarch64-dotprod": r"\tsdot\t.*v[0-9]+\.4s",
 }
 

@@ -17,6 +17,7 @@ from halfbyte.lowering.kernels.isa import (
     AVX512VNNI,
     AVXVNNI,
     DOTPROD,
+    I8MM,
     PLAIN,
     InstructionSet,
 )
@@ -50,6 +51,7 @@ VARIANTS = (
     Variant(AVX512BW, "x86-64-v4"),
     Variant(AVXVNNI, "host"),
     Variant(AVX2, "x86-64-v3"),
+    Variant(I8MM, "aarch64-i8mm"),
     Variant(DOTPROD, "aarch64-dotprod"),
     Variant(PLAIN, "host"),
     Variant(PLAIN, "x86-64"),
@@ -112,6 +114,7 @@ def test_the_best_body_is_chosen_by_features() -> None:
         "amx": AMX,
         "aarch64": PLAIN,
         "aarch64-dotprod": DOTPROD,
+        "aarch64-i8mm": I8MM,
     }
     for name, isa in chosen.items():
         assert CpuTarget.named(name).isa is isa
