@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from halfbyte.lowering.kernels.linear import Linear
     from halfbyte.lowering.kernels.moe import Moe
     from halfbyte.lowering.layer_program import ArchivedLayer
-    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.lowering.targets.target import Target
     from halfbyte.passes.scheme import WeightScheme
     from halfbyte.runtime import Bundle
 
@@ -37,11 +37,11 @@ def archived_layers(
         CheckpointError: the bundle holds a layer that the checkpoint does not.
     """
     from halfbyte.lowering.layer_program import ArchivedLayer
-    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.lowering.targets.choice import target_of
     from halfbyte.runtime.program import choose_program
 
     out = []
-    target = CpuTarget.named(choose_program(bundle.device, bundle.manifest).cpu or "host")
+    target = target_of(choose_program(bundle.device, bundle.manifest))
     dtype, options = bundle.manifest.model.dtype, report["options"]
     experts, merged = report.get("experts", {}), report["merged"]  # bundles of 0.1 know no experts
     for name in _names(bundle, experts):
@@ -78,7 +78,7 @@ def _unknown(name: str) -> CheckpointError:
 
 
 def _kernels(
-    target: CpuTarget, members: Sequence[LayerInfo], dtype: str, options: Mapping[str, Any]
+    target: Target, members: Sequence[LayerInfo], dtype: str, options: Mapping[str, Any]
 ) -> Linear | Fp8Linear:
     """The kernels that compute a layer merged from these members."""
     from halfbyte.layer_activations import LayerActivations
@@ -107,12 +107,12 @@ def _kernels(
         activations,
         3 if dtype == "f32" else 2,
         int(options["min_tokens"]),
-        target.soft_f16,
+        target.platform,
     )
 
 
 def _experts_kernels(
-    target: CpuTarget,
+    target: Target,
     checkpoint: Checkpoint,
     model: Any,
     named: tuple[str, Sequence[str]],
@@ -146,7 +146,7 @@ def _experts_kernels(
         "slots": slots,
         "io": dtype,
         "glu": Glu(experts.scheme.glu, experts.scheme.limit),
-        "soft_f16": target.soft_f16,
+        "platform": target.platform,
     }
     up_shape, down_shape = (inner, hidden), (hidden, inner)
     if isinstance(experts, Fp8Experts):

@@ -83,15 +83,14 @@ def _layer_bundle(
     from halfbyte.lowering.bundle import sha256, write_json
     from halfbyte.lowering.compiler import compile_module
     from halfbyte.lowering.layer_program import layer_program
-    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.lowering.targets.choice import target_of
     from halfbyte.runtime import load
     from halfbyte.runtime.manifest import FILE_NAME, Manifest, Model
     from halfbyte.runtime.program import choose_program
 
     program = choose_program(bundle.device, bundle.manifest)
-    target = CpuTarget.named(program.cpu or "host")
-    host = ",".join(sorted(target.features)) if target.cpu == "host" else ""
-    vmfb, _ = compile_module(layer_program(layers), [*target.flags, *options["iree_flags"]], host=host)
+    target = target_of(program)
+    vmfb, _ = compile_module(layer_program(layers), [*target.flags, *options["iree_flags"]], host=target.host)
     (scratch / program.file).write_bytes(vmfb)
     for archive in bundle.manifest.parameters:
         (scratch / archive.file).symlink_to((folder / archive.file).resolve())

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from halfbyte.lowering.kept_imports import KeptImport
     from halfbyte.lowering.parameters import Parameters
     from halfbyte.lowering.splice import Spliced
-    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.lowering.targets.target import Target
     from halfbyte.passes.program import Program
     from halfbyte.passes.scheme import Zero
     from halfbyte.passes.weight import Weight
     from halfbyte.runtime.manifest import Manifest, Model, Tensor
 
+# Options that an import does not depend on.
+_AFTER_THE_IMPORT = ("target", "cpu", "vulkan_target", "iree_flags", "dump_dir")
 PHASES = ("load", "rewrite", "export", "import", "compile", "write")
 
 
@@ -84,11 +86,11 @@ def compile_model(
     from halfbyte.lowering.bundle import check_replaceable
     from halfbyte.lowering.importer import import_entries
     from halfbyte.lowering.splice import splice
-    from halfbyte.lowering.targets.cpu import CpuTarget
+    from halfbyte.lowering.targets.choice import chosen_targets
 
     options, watch, out = options or CompileOptions(), _Watch(progress or Progress()), Path(out)
     check_replaceable(out)
-    targets = CpuTarget.listed(options.cpu)
+    targets = chosen_targets(options)
     if isinstance(model, str | Path):
         program, facts = _from_checkpoint(Path(model), options, watch)
     else:
@@ -104,7 +106,8 @@ def compile_model(
         row.kernel = spliced[0].kernels.get(row.name, "IREE's own code")
     with watch("compile"):
         modules = zip(targets, spliced, strict=True)
-        vmfbs = [_compile(module, target, options, program) for target, module in modules]
+        several = len(targets) > 1
+        vmfbs = [_compile(module, target, several, options, program) for target, module in modules]
     with watch("write"):
         parameters = spliced[0].parameters
         return _write(out, targets, vmfbs, parameters, imported, program, facts, options, watch)
@@ -193,9 +196,7 @@ def _kept(model: Any, context: int, checkpoint: Checkpoint, options: CompileOpti
 
     if not options.cache or options.dump_dir is not None:
         return None
-    chosen = {
-        key: value for key, value in vars(options).items() if key not in ("cpu", "iree_flags", "dump_dir")
-    }
+    chosen = {key: value for key, value in vars(options).items() if key not in _AFTER_THE_IMPORT}
     layers = {f"layer {name}": info for name, info in checkpoint.layers.items()}
     return KeptImport.of(model, {**chosen, **layers, "context": context})
 
@@ -341,16 +342,17 @@ def _from_graph(
 # ---------------------------------------------------------------- compile and write
 
 
-def _compile(spliced: Spliced, target: CpuTarget, options: CompileOptions, program: Program) -> bytes:
+def _compile(
+    spliced: Spliced, target: Target, several: bool, options: CompileOptions, program: Program
+) -> bytes:
     from halfbyte.lowering.bundle import write_json
     from halfbyte.lowering.compiler import compile_module
 
-    # Without the second flag f64 arguments and parameters are read as f32 (IREE 3.13).
-    importing = ["--iree-input-type=torch", "--iree-input-demote-f64-to-f32=false"]
+    importing = ["--iree-input-type=torch", *target.input_flags]
     flags = [*importing, *target.flags, *options.iree_flags]
     dump_dir = options.dump_dir
-    if dump_dir is not None and "," in options.cpu:
-        dump_dir = dump_dir / target.cpu
+    if dump_dir is not None and several:
+        dump_dir = dump_dir / f"{target.name}-{target.label}"
     if options.dump_dir is not None:
         for name, entry in program.entries.items():
             options.dump_dir.mkdir(parents=True, exist_ok=True)
@@ -361,14 +363,14 @@ def _compile(spliced: Spliced, target: CpuTarget, options: CompileOptions, progr
         flags,
         dump_dir=dump_dir,
         cache=options.cache,
-        host=",".join(sorted(target.features)) if target.cpu == "host" else "",
+        host=target.host,
     )
     return vmfb
 
 
 def _write(
     out: Path,
-    targets: Sequence[CpuTarget],
+    targets: Sequence[Target],
     vmfbs: Sequence[bytes],
     parameters: Parameters,
     imported: Imported,
@@ -387,11 +389,11 @@ def _write(
     with bundle_folder(out) as folder:
         programs = []
         for target, vmfb in zip(targets, vmfbs, strict=True):
-            file = f"model.{target.name}{'-' + target.cpu if len(targets) > 1 else ''}.vmfb"
+            alone = sum(other.name == target.name for other in targets) == 1
+            file = f"model.{target.name}{'' if alone else f'-{target.label}'}.vmfb"
             (folder / file).write_bytes(vmfb)
-            digest, features = hashlib.sha256(vmfb).hexdigest(), tuple(sorted(target.features))
-            where = (target.architecture, target.cpu, features)
-            programs.append(contract.Program(target.name, file, digest, target.drivers, *where))
+            digest = hashlib.sha256(vmfb).hexdigest()
+            programs.append(contract.Program(target.name, file, digest, target.drivers, **target.runs_on))
         archive_file = f"model.{layout}.irpa"
         digest = write_archive(folder / archive_file, parameters, watch.progress.advance)
         size = (folder / archive_file).stat().st_size

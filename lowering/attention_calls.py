@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.lowering.imported_values import Shaped, constant, is_none
-from halfbyte.lowering.kernels.attention import Attention, AttentionShape, best_unit
+from halfbyte.lowering.kernels.attention import AttentionShape
 from halfbyte.lowering.kernels.generator import Kernel, render
 from halfbyte.lowering.kernels.kv_append import KvAppend, Rotation
-from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.target import Target
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Called:
     kernels: tuple[Kernel, ...] = ()
 
 
-def _attention(target: CpuTarget, op: Any) -> Called:
+def _attention(target: Target, op: Any) -> Called:
     q, keys, values, position, sinks, *settings = op.operands
     operands = (q, keys, values, position, *([] if is_none(sinks) else [sinks]))
     value_width, scale, window, softcap, chunk = map(constant, settings)
@@ -41,9 +41,8 @@ def _attention(target: CpuTarget, op: Any) -> Called:
     assert heads is not None and width is not None and key_heads is not None
     bounds = (window, softcap, not is_none(sinks), chunk)
     shape = AttentionShape(heads // key_heads, width, value_width, scale, *bounds)
-    io, unit = queries.dtype, best_unit(target.features, shape, cache.dtype, tokens == 1)
-    kernel = Attention(unit, shape, io, io, cache.dtype, tokens == 1, target.soft_f16)
-    out = Shaped((tokens, heads * value_width), io).type
+    kernel = target.attention(shape, queries.dtype, cache.dtype, tokens == 1)
+    out = Shaped((tokens, heads * value_width), queries.dtype).type
     symbol = f"{kernel.symbol}_h{heads}_{_count(tokens)}_{_count(blocks)}"
     text = render(
         "attention_tokens.mlir.j2",
@@ -61,13 +60,13 @@ def _attention(target: CpuTarget, op: Any) -> Called:
     return Called(symbol, text, operands, (out,), (kernel,))
 
 
-def _kv_append(target: CpuTarget, op: Any) -> Called:
+def _kv_append(target: Target, op: Any) -> Called:
     k, v, keys, values, _ = op.operands
     width = Shaped.of(k).shape[1]
     return _append(target, k, v, keys, values, (width, None, {}), tuple(op.operands))
 
 
-def _rotate_append(target: CpuTarget, op: Any) -> Called:
+def _rotate_append(target: Target, op: Any) -> Called:
     q, k, v, cos, sin, interleaved, keys, values, position = op.operands
     queries, table = Shaped.of(q), Shaped.of(cos)
     pairs = table.shape[1]
@@ -78,7 +77,7 @@ def _rotate_append(target: CpuTarget, op: Any) -> Called:
 
 
 def _append(
-    target: CpuTarget,
+    target: Target,
     k: Any,
     v: Any,
     keys: Any,
@@ -91,7 +90,7 @@ def _append(
     heads, rotation, types = turned
     (tokens, key_heads, width), value_width, blocks = new.shape, value.shape[2], cache.shape[1]
     assert width is not None and value_width is not None
-    kernel = KvAppend(width, value_width, new.dtype, cache.dtype, rotation, target.soft_f16)
+    kernel = KvAppend(width, value_width, new.dtype, cache.dtype, rotation, target.platform)
     symbol = f"{kernel.symbol}_h{heads}x{key_heads}_{_count(tokens)}_{_count(blocks)}"
     caches = (cache.type, Shaped.of(values).type)
     text = render(
@@ -113,7 +112,7 @@ def _append(
     return Called(symbol, text, operands, (*rotated, *caches), (kernel,))
 
 
-def _blank_caches(target: CpuTarget, op: Any) -> Called:
+def _blank_caches(target: Target, op: Any) -> Called:
     k, v, keys, values = (Shaped.of(value) for value in (*list(op.operands)[:2], *op.results))
     tokens, heads, width = k.shape
     symbol = f"halfbyte_blank_caches_{heads}x{width}x{v.shape[2]}_{_count(tokens)}_{k.dtype}_{keys.dtype}"
@@ -133,7 +132,7 @@ def _count(size: int | None) -> str:
     return "d" if size is None else str(size)
 
 
-ATTENTION: Mapping[str, Callable[[CpuTarget, Any], Called]] = {
+ATTENTION: Mapping[str, Callable[[Target, Any], Called]] = {
     "torch.halfbyte.attention": _attention,
     "torch.halfbyte.kv_append": _kv_append,
     "torch.halfbyte.rotate_append": _rotate_append,

@@ -65,16 +65,19 @@ def sha256(path: Path) -> str:
 def write_flag_files(folder: Path, manifest: Manifest) -> None:
     """``<entry>.flags`` for iree-run-module, for use in the bundle's folder: module, parameters, function, caches.
 
+    They are for the first program; those of other targets are ``<entry>.<target>.flags``.
     Inputs before ``--flagfile`` come first, so the caches a flag file gives (zeros) follow the caller's inputs.
     """
-    program = manifest.programs[0]
     caches = {cache.name for cache in manifest.caches}
-    for name, entry in manifest.entry_points.items():
-        lines = [f"--module={program.file}"]
-        lines += [f"--parameters={archive.scope}={archive.file}" for archive in manifest.parameters]
-        lines += [f"--device={program.drivers[0]}", f"--function={name}"]
-        lines += [f"--input={_spelled(tensor)}=0" for tensor in entry.inputs if tensor.name in caches]
-        (folder / f"{name}.flags").write_text("\n".join(lines) + "\n")
+    first = {program.target: program for program in reversed(manifest.programs)}
+    for program in first.values():
+        target = "" if program is manifest.programs[0] else f".{program.target}"
+        for name, entry in manifest.entry_points.items():
+            lines = [f"--module={program.file}"]
+            lines += [f"--parameters={archive.scope}={archive.file}" for archive in manifest.parameters]
+            lines += [f"--device={program.drivers[0]}", f"--function={name}"]
+            lines += [f"--input={_spelled(tensor)}=0" for tensor in entry.inputs if tensor.name in caches]
+            (folder / f"{name}{target}.flags").write_text("\n".join(lines) + "\n")
 
 
 def run_line(manifest: Manifest, out: Path) -> str:

@@ -12,7 +12,7 @@ from halfbyte.lowering.kernels.fp8_packing import Fp8Packing
 from halfbyte.lowering.kernels.generator import Glu
 from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
 from halfbyte.lowering.layout import Packing
-from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.target import Target
 from halfbyte.passes.program import ExpertsSource
 from halfbyte.passes.scheme import Activations, Zero
 from halfbyte.passes.stacked_experts import Parts, fp8_stacked_source, stacked_source
@@ -36,7 +36,7 @@ class ExpertsCall:
     activations: Activations
 
 
-def moe_call(target: CpuTarget, op: Any) -> ExpertsCall:
+def moe_call(target: Target, op: Any) -> ExpertsCall:
     """Of ``halfbyte::moe``."""
     x, ids, _, *rest = op.operands
     up, down, settings = rest[:5], rest[5:10], rest[10:]
@@ -52,7 +52,7 @@ def moe_call(target: CpuTarget, op: Any) -> ExpertsCall:
         activations=Activations(activations),
         digits=digits,
         glu=Glu(glu, limit),
-        soft_f16=target.soft_f16,
+        platform=target.platform,
     )
 
     def own(name: str, up: Parts, down: Parts) -> ExpertsSource:
@@ -61,7 +61,7 @@ def moe_call(target: CpuTarget, op: Any) -> ExpertsCall:
     return ExpertsCall(moe, up, down, own, Activations(activations))
 
 
-def fp8_block_moe_call(target: CpuTarget, op: Any) -> ExpertsCall:
+def fp8_block_moe_call(target: Target, op: Any) -> ExpertsCall:
     """Of ``halfbyte::fp8_block_moe``."""
     x, ids, _, *rest = op.operands
     up, down, settings = rest[:3], rest[3:6], rest[6:]
@@ -76,7 +76,7 @@ def fp8_block_moe_call(target: CpuTarget, op: Any) -> ExpertsCall:
         io=Shaped.of(x).dtype,
         quantized=activations == "fp8",
         glu=Glu(glu, limit),
-        soft_f16=target.soft_f16,
+        platform=target.platform,
     )
 
     def own(name: str, up: Parts, down: Parts) -> ExpertsSource:

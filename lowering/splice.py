@@ -35,7 +35,7 @@ from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quant
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
-from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.target import Target
 from halfbyte.lowering.tensor_pieces import pieces
 from halfbyte.passes.program import LayerSource, Program, state_value
 from halfbyte.passes.report import LayerRow
@@ -62,7 +62,7 @@ class Spliced:
     own: tuple[LayerRow, ...]
 
 
-def splice(imported: Imported, program: Program, target: CpuTarget) -> Spliced:
+def splice(imported: Imported, program: Program, target: Target) -> Spliced:
     """Lowers the halfbyte operators of an imported module for a target and binds its state to parameters."""
     with ir.Context(), ir.Location.unknown():
         module = ir.Module.parse(imported.text)
@@ -83,7 +83,7 @@ def splice(imported: Imported, program: Program, target: CpuTarget) -> Spliced:
 class _Splicer:
     imported: Imported
     program: Program
-    target: CpuTarget
+    target: Target
     helpers: dict[str, str] = field(default_factory=dict)
     parameters: Parameters = field(default_factory=Parameters)
     kernels: dict[str, str] = field(default_factory=dict)
@@ -180,7 +180,7 @@ class _Splicer:
             Activations(activations),
             digits,
             min_tokens,
-            self.target.soft_f16,
+            self.target.platform,
         )
         source = self.program.layers.get(name)
         if source is None:  # a graph that uses the operator itself: its state is the weight
@@ -242,7 +242,7 @@ class _Splicer:
         [y] = call(wrapper, [result.type], [builtin(x), *weights])
         replace(op, [y])
 
-    def _experts(self, made: Callable[[CpuTarget, Any], ExpertsCall], entry: str, op: Any) -> None:
+    def _experts(self, made: Callable[[Target, Any], ExpertsCall], entry: str, op: Any) -> None:
         """A call of the experts' function with their packed weights, in place of the operator."""
         found = made(self.target, op)
         moe, sides = found.kernels, (found.up, found.down)
@@ -291,7 +291,7 @@ class _Splicer:
     def _cache_append(self, entry: str, op: Any) -> None:
         cache, rows, _ = (Shaped.of(value) for value in op.operands)
         heads, positions, width = cache.shape
-        kernel = CacheAppend(cache.dtype)
+        kernel = CacheAppend(cache.dtype, self.target.platform)
         self._use([kernel])
         count = rows.shape[1]
         name = f"{kernel.symbol}_{heads}x{positions}x{width}_{'d' if count is None else count}"
@@ -317,7 +317,7 @@ class _Splicer:
     def _quantize_per_token(self, entry: str, op: Any) -> None:
         [x] = op.operands
         shaped = Shaped.of(x)
-        kernel = Quantize(shaped.dtype, INT8, self.target.soft_f16)
+        kernel = Quantize(shaped.dtype, INT8, self.target.platform)
         self._use([kernel])
         name = f"{kernel.symbol}_{'x'.join('d' if d is None else str(d) for d in shaped.shape)}"
         self.helpers[name] = render(
@@ -336,7 +336,7 @@ class _Splicer:
         x, *settings = op.operands
         (rows, width), taken, in_order = Shaped.of(x).shape, *map(constant, settings)
         assert width is not None
-        kernel = TopK(width, taken, bool(in_order), Shaped.of(x).dtype)
+        kernel = TopK(width, taken, bool(in_order), Shaped.of(x).dtype, self.target.platform)
         self._use([kernel])
         name = f"{kernel.symbol}_{'d' if rows is None else rows}"
         self.helpers[name] = render(

@@ -54,11 +54,35 @@ class DeviceArray:
         if element.bits_only:  # for numpy's sake: the same bytes seen as unsigned integers
             integers = rt.HalElementType.UINT_16 if element.bytes == 2 else rt.HalElementType.UINT_8
             view = rt.HalBufferView(view.get_buffer(), list(self.shape), integers)
-        # A copy, for IREE maps the memory where it can and in-place updates would show through.
-        return np.array(rt.DeviceArray(self._device, view).to_host(), dtype=element.carrier)
+        return np.array(_host_values(self._device, view), dtype=element.carrier)
 
     def __repr__(self) -> str:
         return f"DeviceArray({'x'.join([*map(str, self.shape), self.dtype])})"
+
+
+def _host_values(device: rt.HalDevice, view: rt.HalBufferView) -> np.ndarray[Any, Any]:
+    """The array's values, in memory that may be the device's own.
+
+    `rt.DeviceArray.to_host` of a buffer that cannot be mapped imports the result's memory into the driver, which
+    Vulkan refuses for an address that is no multiple of a page (IREE 3.13). A buffer for the host has none of that.
+    """
+    buffer = view.get_buffer()
+    dtype = rt.HalElementType.map_to_dtype(view.element_type)
+    visible = buffer.memory_type() & int(rt.MemoryType.HOST_VISIBLE)
+    if visible and buffer.allowed_usage() & int(rt.BufferUsage.MAPPING_SCOPED):
+        return rt.DeviceArray(device, view).to_host()
+    if not buffer.byte_length():
+        return np.empty(view.shape, dtype)
+    staging = device.allocator.allocate_buffer(
+        memory_type=int(rt.MemoryType.HOST_LOCAL | rt.MemoryType.DEVICE_VISIBLE),
+        allowed_usage=int(rt.BufferUsage.TRANSFER_TARGET | rt.BufferUsage.MAPPING_SCOPED),
+        allocation_size=buffer.byte_length(),
+    )
+    semaphore = device.create_semaphore(0)
+    done = rt.HalFence.create_at(semaphore, 1)
+    device.queue_copy(buffer, staging, rt.HalFence.create_at(semaphore, 0), done)
+    done.wait()
+    return staging.map().asarray(view.shape, dtype)
 
 
 def as_carrier(array: Any, element: ElementType, where: str) -> np.ndarray[Any, Any]:

@@ -51,7 +51,8 @@ class Program:
         drivers: IREE drivers that can run it, the preferred one first.
         architecture: ``x86_64`` or ``aarch64``; None where the target is no CPU.
         cpu: name of the CPU it was compiled for, as LLVM spells it.
-        features: CPU features it uses, as LLVM spells them.
+        features: of the device, those it uses: of a CPU as LLVM spells them, of a GPU as IREE's driver does.
+        device: the kind of GPU it was compiled for: a name of the target's, or IREE's description.
     """
 
     target: str
@@ -61,6 +62,7 @@ class Program:
     architecture: str | None = None
     cpu: str | None = None
     features: tuple[str, ...] = ()
+    device: str | None = None
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,7 @@ def _program(value: Any, where: str) -> Program:
             architecture=fields.take_optional("architecture", _architecture),
             cpu=fields.take_optional("cpu", text),
             features=fields.take_optional("features", array(text)) or (),
+            device=fields.take_optional("device", text),
         )
     if not program.drivers:
         raise CheckpointError("empty", where=f"{where}.drivers", accepted="at least one driver")

@@ -43,7 +43,7 @@ class HalfbyteMoe:
             activations=self.activations,
             digits=3,
             glu=Glu("silu"),
-            soft_f16=target.soft_f16,
+            platform=target.platform,
         )
 
         def source(part: str) -> Callable[[int], LayerSource]:
@@ -96,7 +96,7 @@ class HalfbyteFp8Moe(HalfbyteMoe):
             io="f32",
             quantized=self.activations is Activations.FP8,
             glu=Glu("silu"),
-            soft_f16=target.soft_f16,
+            platform=target.platform,
         )
 
         def source(part: str) -> Callable[[int], LayerSource]:

@@ -47,7 +47,7 @@ class Halfbyte:
             )
         packing = Packing(problem.outputs, problem.inputs, problem.group, 8 if self.weights == "int8" else 4)
         digits = 3 if self.io == "f32" else 2
-        arguments = (self.io, "f16", Zero.SYMMETRIC, False, self.activations, digits, 0, target.soft_f16)
+        arguments = (self.io, "f16", Zero.SYMMETRIC, False, self.activations, digits, 0, target.platform)
         return Linear(target.isa, packing, *arguments)
 
     def _weight(

@@ -30,7 +30,14 @@ def compile_command(
     out: Annotated[
         Path, typer.Option("-o", "--output", metavar="OUT", help="The bundle to write: a folder.")
     ],
-    target: Annotated[str, typer.Option("--target", metavar="cpu", help="What to compile for.")] = "cpu",
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target",
+            metavar="NAME[,NAME...]",
+            help="What to compile for: cpu, vulkan. With several, a program for each over the same parameters.",
+        ),
+    ] = "cpu",
     activations: ActivationsOption = "auto",
     layer: LayerOption = None,
     min_tokens: Annotated[
@@ -61,6 +68,15 @@ def compile_command(
             "that fits is loaded.",
         ),
     ] = "host",
+    vulkan_target: Annotated[
+        str,
+        typer.Option(
+            "--vulkan-target",
+            metavar="NAME",
+            help="portable (any device of Vulkan 1.3 with integer dot products), portable-nodot (without them), a name "
+            "of iree-compile's --iree-vulkan-target, or a file with IREE's description of a device.",
+        ),
+    ] = "portable",
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="f32|f16|bf16", help="Type of activations.")
     ] = "f32",
@@ -100,7 +116,6 @@ def compile_command(
     from halfbyte.compile_model import compile_model
     from halfbyte.lowering.options import CompileOptions
 
-    choice("--target", target, ("cpu",))
     options = CompileOptions(
         target=target,
         activations=choice("--activations", activations, ACTIVATIONS),  # type: ignore[arg-type]
@@ -108,6 +123,7 @@ def compile_command(
         min_tokens=min_tokens,
         max_context=max_context,
         cpu=cpu,
+        vulkan_target=vulkan_target,
         lm_head=choice("--lm-head", lm_head, ("keep", "int8", "int4")),  # type: ignore[arg-type]
         on_unsupported=choice("--on-unsupported", on_unsupported, ("error", "float")),  # type: ignore[arg-type]
         dtype=choice("--dtype", dtype, ("f32", "f16", "bf16")),  # type: ignore[arg-type]
@@ -138,7 +154,7 @@ def summary(compiled: Compiled) -> list[str]:
     lines += [f"warning: {warning}" for warning in compiled.report["warnings"]]
     archive, files = compiled.manifest.parameters[0], []
     for program in compiled.manifest.programs:
-        target = "this machine's CPU" if program.cpu == "host" else program.cpu
+        target = "this machine's CPU" if program.cpu == "host" else program.cpu or program.target
         size = (compiled.path / program.file).stat().st_size
         files.append(f"{program.file} {_size(size)} for {target}")
     lines.append(f"{compiled.path}: {', '.join([*files, f'{archive.file} {_size(archive.bytes)}'])}")

@@ -7,7 +7,8 @@ import struct
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from halfbyte.lowering.kernels.generator import render, soft_suffix
+from halfbyte.lowering.kernels.generator import render
+from halfbyte.lowering.kernels.platform import CPU, Platform
 
 # 2^r for r in [-0.5, 0.5], from r^0 up.
 _POWERS = (
@@ -123,7 +124,7 @@ class Attention:
         io: dtype of the result.
         cache: dtype of the caches.
         one_token: a kernel for calls of one token, whose rows are the heads of a group.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
     """
 
     unit: VectorUnit
@@ -132,7 +133,7 @@ class Attention:
     io: str
     cache: str = "f32"
     one_token: bool = False
-    soft_f16: bool = False
+    platform: Platform = CPU
 
     @property
     def rows(self) -> int:
@@ -145,13 +146,12 @@ class Attention:
     @property
     def symbol(self) -> str:
         kind = "_one" if self.one_token else ""
-        rest = soft_suffix(self.soft_f16, self.q_io, self.io, self.cache)
+        rest = self.platform.suffix(self.q_io, self.io, self.cache)
         types = f"{self.q_io}_{self.io}_{self.cache}"
         return f"halfbyte_attention{kind}_{self.shape.label}_{self.unit.name}_{types}{rest}"
 
     def text(self) -> str:
         unit, shape = self.unit, self.shape
-        base = 2 / shape.softcap if shape.softcap else 1.0
         planes = [
             {"start": start, "width": width, "vectors": _vectors(unit, width)}
             for start in range(0, shape.padded, 64)
@@ -169,30 +169,73 @@ class Attention:
             "attention.mlir.j2",
             name=self.symbol,
             unit=unit,
-            G=shape.group,
-            D=shape.key_width,
-            Dv=shape.value_width,
-            Dv16=shape.padded,
             planes=planes,
-            window=shape.window,
-            chunk=shape.chunk,
-            softcap=shape.softcap,
-            cap_log2=_float32(shape.softcap * _LOG2E),
-            cap_log2_twice=_float32(2 * shape.softcap * _LOG2E),
-            sinks=shape.sinks,
-            q_scale=_float32(shape.scale * _LOG2E * base),
+            **_numbers(shape),
             q_io=self.q_io,
             io=self.io,
             cache=self.cache,
-            soft_f16=self.soft_f16,
+            **self.platform.values,
             rows=self.rows,
             row_block=row_block,
             amx=unit.tiles,
             step=step,
             ahead=_AHEAD if self.one_token else 0,
             constants=sorted(constants),
-            power_bits=[struct.unpack("<I", struct.pack("<f", value))[0] for value in _POWERS],
         )
+
+
+@dataclass(frozen=True)
+class AttentionOfThreads:
+    """``gpu/attention.mlir.j2``.
+
+    Attributes:
+        shape: what is fixed.
+        q_io: dtype of the queries.
+        io: dtype of the result.
+        cache: dtype of the caches.
+        platform: the kind of device.
+    """
+
+    shape: AttentionShape
+    q_io: str
+    io: str
+    cache: str
+    platform: Platform
+
+    @property
+    def symbol(self) -> str:
+        types = f"{self.q_io}_{self.io}_{self.cache}"
+        return f"halfbyte_attention_{self.shape.label}_{types}{self.platform.suffix()}"
+
+    def text(self) -> str:
+        return render(
+            self.platform.template("attention"),
+            name=self.symbol,
+            q_io=self.q_io,
+            io=self.io,
+            cache=self.cache,
+            **_numbers(self.shape),
+            **self.platform.values,
+        )
+
+
+def _numbers(shape: AttentionShape) -> dict[str, object]:
+    """What templates read of a shape."""
+    base = 2 / shape.softcap if shape.softcap else 1.0
+    return {
+        "G": shape.group,
+        "D": shape.key_width,
+        "Dv": shape.value_width,
+        "Dv16": shape.padded,
+        "window": shape.window,
+        "chunk": shape.chunk,
+        "softcap": shape.softcap,
+        "cap_log2": _float32(shape.softcap * _LOG2E),
+        "cap_log2_twice": _float32(2 * shape.softcap * _LOG2E),
+        "sinks": shape.sinks,
+        "q_scale": _float32(shape.scale * _LOG2E * base),
+        "power_bits": [struct.unpack("<I", struct.pack("<f", value))[0] for value in _POWERS],
+    }
 
 
 def _tile_rows(shape: AttentionShape) -> int:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
-from halfbyte.lowering.kernels.generator import ROW_BLOCK, Glu, render, soft_suffix
+from halfbyte.lowering.kernels.generator import ROW_BLOCK, Glu, render
+from halfbyte.lowering.kernels.platform import CPU, Platform
 
 
 class FloatUnit(Enum):
@@ -42,14 +43,14 @@ class Fp8Values:
         io: dtype of x.
         quantized: to e4m3; else x stays float.
         planes: of bf16 that the values are cut into, or 0 for float32.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
         slots: rows are those of the tokens that a list of slots names.
     """
 
     io: str
     quantized: bool
     planes: int
-    soft_f16: bool = False
+    platform: Platform = CPU
     slots: bool = False
 
     @property
@@ -60,7 +61,7 @@ class Fp8Values:
     def symbol(self) -> str:
         planes = f"_planes{self.planes}" if self.planes else ""
         kind = "_slots" if self.slots else ""
-        return f"halfbyte_values{kind}_{self._mode}{planes}_{self.io}{soft_suffix(self.soft_f16, self.io)}"
+        return f"halfbyte_values{kind}_{self._mode}{planes}_{self.io}{self.platform.suffix(self.io)}"
 
     def text(self) -> str:
         return render(
@@ -69,7 +70,7 @@ class Fp8Values:
             io=self.io,
             mode=self._mode,
             planes=self.planes,
-            soft_f16=self.soft_f16,
+            **self.platform.values,
             slots=self.slots,
         )
 
@@ -83,7 +84,7 @@ class Fp8Gemm:
         planes: of the values, see `Fp8Values`.
         io: dtype of the result.
         bias: whether a bias is added.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
         experts: None, or which linear of experts it is: ``up`` (gate and up) or ``down``.
         glu: of ``up``.
     """
@@ -92,14 +93,14 @@ class Fp8Gemm:
     planes: int
     io: str
     bias: bool
-    soft_f16: bool = False
+    platform: Platform = CPU
     experts: Literal["up", "down"] | None = None
     glu: Glu | None = None
 
     @property
     def symbol(self) -> str:
         planes = f"_planes{self.planes}" if self.planes else ""
-        rest = ("_bias" if self.bias else "") + ("_softf16" if self.soft_f16 else "")
+        rest = ("_bias" if self.bias else "") + self.platform.suffix(self.io)
         experts = f"{self.experts}_{f'{self.glu}_' if self.glu else ''}" if self.experts else ""
         return f"halfbyte_gemm_{experts}fp8{planes}_{self.unit.name.lower()}_{self.io}{rest}"
 
@@ -108,7 +109,7 @@ class Fp8Gemm:
             name=self.symbol,
             io=self.io,
             bias=self.bias,
-            soft_f16=self.soft_f16,
+            **self.platform.values,
             row_block=ROW_BLOCK,
             experts=self.experts,
             glu=self.glu.kind if self.glu else None,

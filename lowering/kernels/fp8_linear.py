@@ -8,6 +8,7 @@ from halfbyte.lowering.kernels.fp8_kernels import FloatUnit, Fp8Gemm, Fp8Values
 from halfbyte.lowering.kernels.fp8_packing import Fp8Packing
 from halfbyte.lowering.kernels.generator import Kernel, render
 from halfbyte.lowering.kernels.linear import Argument
+from halfbyte.lowering.kernels.platform import CPU, Platform
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Fp8Linear:
         bias: whether a bias is added.
         quantized: activations become e4m3.
         unit: what the CPU multiplies floats by.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
     """
 
     packing: Fp8Packing
@@ -28,7 +29,7 @@ class Fp8Linear:
     bias: bool
     quantized: bool
     unit: FloatUnit
-    soft_f16: bool = False
+    platform: Platform = CPU
 
     @property
     def outputs(self) -> int:
@@ -44,11 +45,11 @@ class Fp8Linear:
 
     @property
     def _values(self) -> Fp8Values:
-        return Fp8Values(self.io, self.quantized, self._planes, self.soft_f16)
+        return Fp8Values(self.io, self.quantized, self._planes, self.platform)
 
     @property
     def _gemm(self) -> Fp8Gemm:
-        return Fp8Gemm(self.unit, self._planes, self.io, self.bias, self.soft_f16)
+        return Fp8Gemm(self.unit, self._planes, self.io, self.bias, self.platform)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

@@ -42,11 +42,11 @@ class Fp8Moe(RoutedExperts[Fp8ExpertLinear]):
     def before(self, linear: Fp8ExpertLinear) -> Fp8Values:
         first = linear.kind == "up"
         io = self.io if first else "f32"
-        return Fp8Values(io, self.quantized, self._planes(linear), self.soft_f16, slots=first)
+        return Fp8Values(io, self.quantized, self._planes(linear), self.platform, slots=first)
 
     def gemm(self, linear: Fp8ExpertLinear) -> Fp8Gemm:
         glu = self.glu if linear.kind == "up" else None
-        return Fp8Gemm(self.unit, self._planes(linear), "f32", linear.bias, self.soft_f16, linear.kind, glu)
+        return Fp8Gemm(self.unit, self._planes(linear), "f32", linear.bias, self.platform, linear.kind, glu)
 
     @property
     def symbol(self) -> str:

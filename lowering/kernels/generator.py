@@ -11,12 +11,15 @@ from typing import Literal, Protocol
 import jinja2
 
 from halfbyte.lowering.kernels.isa import InstructionSet
+from halfbyte.lowering.kernels.platform import CPU, Platform
 from halfbyte.passes.ops import swiglu
 from halfbyte.passes.scheme import Zero
 
 # Block tags are {! !} because {% is MLIR.
 _TEMPLATES = Path(__file__).with_name("templates")
 ROW_BLOCK = 96
+# That fit the shared memory of a GPU when they are sorted.
+MOST_EXPERTS = 1024
 # Rows whose sums wait in the panel form's scratch; it and 8 KiB of unpacked weights fit a stack of 32 KiB.
 _PANEL_ROWS = {1: 48, 2: 96, 3: 96}
 
@@ -56,28 +59,28 @@ class Quantize:
     Attributes:
         io: ``f32``, ``f16`` or ``bf16``.
         codes: what x becomes.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
         slots: rows are those of the tokens that a list of slots names.
     """
 
     io: str
     codes: Codes
-    soft_f16: bool = False
+    platform: Platform = CPU
     slots: bool = False
 
     @property
     def symbol(self) -> str:
         kind = "_slots" if self.slots else ""
-        return f"halfbyte_quantize{kind}_{self.codes}_{self.io}{soft_suffix(self.soft_f16, self.io)}"
+        return f"halfbyte_quantize{kind}_{self.codes}_{self.io}{self.platform.suffix(self.io)}"
 
     def text(self) -> str:
         return render(
-            "quantize.mlir.j2",
+            self.platform.template("quantize"),
             name=self.symbol,
             io=self.io,
             mode=self.codes.mode,
             digits=self.codes.digits,
-            soft_f16=self.soft_f16,
+            **self.platform.values,
             slots=self.slots,
         )
 
@@ -123,7 +126,7 @@ class Gemm:
         scale: dtype of the weight scales.
         zero: how zero points are given.
         bias: whether a bias is added.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
         experts: None, or which linear of experts it is: ``up`` (gate and up) or ``down``.
         glu: of ``up``.
     """
@@ -135,13 +138,13 @@ class Gemm:
     scale: str
     zero: Zero
     bias: bool
-    soft_f16: bool = False
+    platform: Platform = CPU
     experts: Literal["up", "down"] | None = None
     glu: Glu | None = None
 
     @property
     def symbol(self) -> str:
-        rest = ("_bias" if self.bias else "") + soft_suffix(self.soft_f16, self.io, self.scale)
+        rest = ("_bias" if self.bias else "") + self.platform.suffix(self.io, self.scale)
         mode = f"w{self.bits}_{self.codes}"
         if self.experts:
             mode = f"{self.experts}{f'_{self.glu}' if self.glu else ''}_{mode}"
@@ -149,9 +152,8 @@ class Gemm:
 
     def text(self) -> str:
         return render(
-            "gemm.mlir.j2",
+            self.platform.template("gemm"),
             name=self.symbol,
-            isa=self.isa,
             io=self.io,
             mode=self.codes.mode,
             digits=self.codes.digits,
@@ -159,23 +161,49 @@ class Gemm:
             scale=self.scale,
             zero=self.zero.value,
             bias=self.bias,
-            soft_f16=self.soft_f16,
+            **self.platform.values,
             experts=self.experts,
             glu=self.glu.kind if self.glu else None,
             glu_bits=self.glu.bits if self.glu else {},
-            row_block=ROW_BLOCK,
-            panel=ROW_BLOCK if self.isa.tiles else _PANEL_ROWS[self.codes.digits],
+            **(self._of_threads if self.platform.is_gpu else self._of_vectors),
         )
+
+    @property
+    def _of_vectors(self) -> dict[str, object]:
+        panel = ROW_BLOCK if self.isa.tiles else _PANEL_ROWS[self.codes.digits]
+        return {"isa": self.isa, "row_block": ROW_BLOCK, "panel": panel}
+
+    @property
+    def _of_threads(self) -> dict[str, object]:
+        """256 threads: 4 rows of 64 columns, or as many columns of a single row as `few_columns`."""
+        rows = self.isa.rows[self.codes.digits][0]
+        few = {"few_rows": 4, "few_columns": 64 if self.experts else 16}
+        return {"lanes": 1, "rows_per_thread": rows, "tile_rows": 4 * rows, **few}
 
 
 @dataclass(frozen=True)
 class Route:
-    """``route.mlir.j2``: slots sorted by expert."""
+    """``route.mlir.j2``: slots sorted by expert.
 
-    symbol: str = "halfbyte_route"
+    Attributes:
+        platform: the kind of device.
+    """
+
+    platform: Platform = CPU
+
+    @property
+    def symbol(self) -> str:
+        return f"halfbyte_route{self.platform.suffix()}"
 
     def text(self) -> str:
-        return render("route.mlir.j2", name=self.symbol, row_block=ROW_BLOCK)
+        template = self.platform.template("route")
+        return render(
+            template,
+            name=self.symbol,
+            row_block=ROW_BLOCK,
+            most_experts=MOST_EXPERTS,
+            **self.platform.values,
+        )
 
 
 @dataclass(frozen=True)
@@ -184,32 +212,39 @@ class Combine:
 
     Attributes:
         io: dtype of the result.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
     """
 
     io: str
-    soft_f16: bool = False
+    platform: Platform = CPU
 
     @property
     def symbol(self) -> str:
-        return f"halfbyte_combine_{self.io}{soft_suffix(self.soft_f16, self.io)}"
+        return f"halfbyte_combine_{self.io}{self.platform.suffix(self.io)}"
 
     def text(self) -> str:
-        return render("combine.mlir.j2", name=self.symbol, io=self.io, soft_f16=self.soft_f16)
+        return render(self.platform.template("combine"), name=self.symbol, io=self.io, **self.platform.values)
 
 
 @dataclass(frozen=True)
 class CacheAppend:
-    """``cache_append.mlir.j2``: new rows into a cache, in place."""
+    """``cache_append.mlir.j2``: new rows into a cache, in place.
+
+    Attributes:
+        io: dtype.
+        platform: the kind of device.
+    """
 
     io: str
+    platform: Platform = CPU
 
     @property
     def symbol(self) -> str:
-        return f"halfbyte_cache_append_{self.io}"
+        return f"halfbyte_cache_append_{self.io}{self.platform.suffix()}"
 
     def text(self) -> str:
-        return render("cache_append.mlir.j2", name=self.symbol, io=self.io, tokens=16)
+        template = self.platform.template("cache_append")
+        return render(template, name=self.symbol, io=self.io, tokens=16, **self.platform.values)
 
 
 @dataclass(frozen=True)
@@ -221,16 +256,19 @@ class TopK:
         taken: how many of them.
         in_order: whether they fall.
         io: dtype.
+        platform: the kind of device.
     """
 
     values: int
     taken: int
     in_order: bool
     io: str
+    platform: Platform = CPU
 
     @property
     def symbol(self) -> str:
-        return f"halfbyte_topk_{self.taken}_of_{self.values}_{'sorted_' if self.in_order else ''}{self.io}"
+        order = "sorted_" if self.in_order else ""
+        return f"halfbyte_topk_{self.taken}_of_{self.values}_{order}{self.io}{self.platform.suffix()}"
 
     def text(self) -> str:
         return render(
@@ -242,12 +280,9 @@ class TopK:
             in_order=self.in_order,
             partial=64 * self.taken <= self.values,
             depth=2 * (self.values.bit_length() - 1),
-            rows=8,
+            rows=1 if self.platform.is_gpu else 8,
+            **self.platform.values,
         )
-
-
-def soft_suffix(soft: bool, *dtypes: str) -> str:
-    return "_softf16" if soft and "f16" in dtypes else ""
 
 
 @functools.cache

@@ -110,6 +110,11 @@ PLAIN = InstructionSet(
     "plain", "plain", frozenset(), lanes=16, columns=16, rows={1: (2, 1), 2: (1,), 3: (1,)}
 )
 
+# One column per thread, whose rows these are; see gpu/gemm.mlir.j2.
+THREADS = InstructionSet(
+    "threads", "threads", frozenset(), lanes=1, columns=64, rows={1: (8,), 2: (4,), 3: (4,)}
+)
+
 BEST_FIRST = (AMX, AVX512VNNI, AVX512BW, AVXVNNI, AVX2, I8MM, DOTPROD, PLAIN)
 
 

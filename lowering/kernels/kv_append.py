@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halfbyte.lowering.kernels.generator import render, soft_suffix
+from halfbyte.lowering.kernels.generator import render
+from halfbyte.lowering.kernels.platform import CPU, Platform
 
 _LANES = 16
 
@@ -26,7 +27,7 @@ class KvAppend:
         io: dtype of what is new.
         cache: dtype of the caches.
         rotation: of queries and keys, or None.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
     """
 
     key_width: int
@@ -34,7 +35,7 @@ class KvAppend:
     io: str
     cache: str = "f32"
     rotation: Rotation | None = None
-    soft_f16: bool = False
+    platform: Platform = CPU
 
     @property
     def symbol(self) -> str:
@@ -42,7 +43,7 @@ class KvAppend:
         if self.rotation is not None:
             kind = "rotate"
             turned = f"_r{self.rotation.pairs}{'i' if self.rotation.interleaved else ''}"
-        types = f"{self.io}_{self.cache}{soft_suffix(self.soft_f16, self.io, self.cache)}"
+        types = f"{self.io}_{self.cache}{self.platform.suffix(self.io, self.cache)}"
         return f"halfbyte_{kind}_append_{self.key_width}x{self.value_width}{turned}_{types}"
 
     def text(self) -> str:
@@ -55,7 +56,7 @@ class KvAppend:
         ]
         pairs = self.rotation.pairs if self.rotation else 0
         return render(
-            "kv_append.mlir.j2",
+            self.platform.template("kv_append"),
             name=self.symbol,
             D=self.key_width,
             Dv=self.value_width,
@@ -70,7 +71,7 @@ class KvAppend:
             whole=_divisor(self.key_width),
             planes=planes,
             tokens=16,
-            soft_f16=self.soft_f16,
+            **self.platform.values,
         )
 
 

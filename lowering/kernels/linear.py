@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from halfbyte.lowering.kernels.generator import E4M3, INT8, Codes, Gemm, Kernel, Quantize, render
 from halfbyte.lowering.kernels.isa import InstructionSet
+from halfbyte.lowering.kernels.platform import CPU, Platform
 from halfbyte.lowering.layout import Packing
 from halfbyte.passes.scheme import Activations, Zero
 
@@ -37,7 +38,7 @@ class Linear:
         activations: int8, fp8 or none (float).
         digits: digit planes of the float path.
         min_tokens: with quantized activations, fewer tokens than this take the float path; 0 for never.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
     """
 
     isa: InstructionSet
@@ -49,7 +50,7 @@ class Linear:
     activations: Activations
     digits: int
     min_tokens: int
-    soft_f16: bool = False
+    platform: Platform = CPU
 
     @property
     def outputs(self) -> int:
@@ -69,11 +70,11 @@ class Linear:
         return (codes, planes) if self.min_tokens else (codes,)
 
     def _quantize(self, codes: Codes) -> Quantize:
-        return Quantize(self.io, codes, self.soft_f16)
+        return Quantize(self.io, codes, self.platform)
 
     def _gemm(self, codes: Codes) -> Gemm:
         bits = self.packing.bits
-        return Gemm(self.isa, self.io, codes, bits, self.scale, self.zero, self.bias, self.soft_f16)
+        return Gemm(self.isa, self.io, codes, bits, self.scale, self.zero, self.bias, self.platform)
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -142,4 +143,5 @@ class Linear:
             weights=self.arguments,
             modes=modes,
             min_tokens=self.min_tokens,
+            device=self.platform.device,
         )

@@ -62,7 +62,7 @@ class Moe(RoutedExperts[ExpertLinear]):
 
     def before(self, linear: ExpertLinear) -> Quantize:
         first = linear.kind == "up"
-        return Quantize(self.io if first else "f32", self.codes, self.soft_f16, slots=first)
+        return Quantize(self.io if first else "f32", self.codes, self.platform, slots=first)
 
     def gemm(self, linear: ExpertLinear) -> Gemm:
         return Gemm(
@@ -73,7 +73,7 @@ class Moe(RoutedExperts[ExpertLinear]):
             linear.scale,
             linear.zero,
             linear.bias,
-            self.soft_f16,
+            self.platform,
             linear.kind,
             self.glu if linear.kind == "up" else None,
         )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 from halfbyte.lowering.kernels.generator import ROW_BLOCK, Combine, Glu, Kernel, Route, render
 from halfbyte.lowering.kernels.linear import Argument
+from halfbyte.lowering.kernels.platform import CPU, Platform
 
 
 class ColumnPacking(Protocol):
@@ -65,7 +66,7 @@ class RoutedExperts(abc.ABC, Generic[Linear]):
         up, down: their linears.
         io: dtype of x and y.
         glu: the product of gate and up.
-        soft_f16: the CPU has no instruction that casts f16.
+        platform: the kind of device.
     """
 
     experts: int
@@ -74,7 +75,7 @@ class RoutedExperts(abc.ABC, Generic[Linear]):
     down: Linear
     io: str
     glu: Glu
-    soft_f16: bool = False
+    platform: Platform = CPU
 
     sides: ClassVar[str]  # the template of the dispatches of one side, up or down
 
@@ -111,7 +112,7 @@ class RoutedExperts(abc.ABC, Generic[Linear]):
     def kernels(self) -> tuple[Kernel, ...]:
         linears = (self.up, self.down)
         pairs = [kernel for linear in linears for kernel in (self.before(linear), self.gemm(linear))]
-        return (Route(), *pairs, self._combine)
+        return (Route(self.platform), *pairs, self._combine)
 
     @property
     def label(self) -> str:
@@ -144,17 +145,18 @@ class RoutedExperts(abc.ABC, Generic[Linear]):
             E=self.experts,
             k=self.slots,
             row_block=ROW_BLOCK,
-            route=Route().symbol,
+            route=Route(self.platform).symbol,
             combine=self._combine.symbol,
             sides=self.sides,
             up=self._side(self.up),
             down=self._side(self.down),
+            device=self.platform.device,
             **self.more(),
         )
 
     @property
     def _combine(self) -> Combine:
-        return Combine(self.io, self.soft_f16)
+        return Combine(self.io, self.platform)
 
     def _side(self, linear: Linear) -> dict[str, object]:
         return {

@@ -18,6 +18,7 @@ import numpy as np
 from numpy_twin import Array
 
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.target import Target
 from halfbyte.runtime import Bundle, load
 from halfbyte.runtime.cpu_features import architecture, host_features
 from halfbyte.runtime.element_types import ELEMENT_TYPES
@@ -86,7 +87,7 @@ class ForeignBundle:
 AnyBundle = Bundle | ForeignBundle
 
 
-def opened(folder: Path, target: CpuTarget) -> AnyBundle:
+def opened(folder: Path, target: Target, device: str = "cpu") -> AnyBundle:
     """A bundle for a target without an `obstacle`."""
-    command = emulator(target)
-    return ForeignBundle(folder, command) if command else load(folder)
+    command = emulator(target) if isinstance(target, CpuTarget) else ()
+    return ForeignBundle(folder, command) if command else load(folder, device=device)

@@ -22,7 +22,7 @@ from halfbyte.lowering.kernels.moe import Moe
 from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters
-from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.target import Target
 from halfbyte.passes.program import LayerSource
 from halfbyte.passes.scheme import Activations, Zero
 from halfbyte.runtime.manifest import (
@@ -48,7 +48,7 @@ class Case:
     min_tokens: int = 0
     few: int = 3
 
-    def linear(self, isa: InstructionSet, target: CpuTarget) -> Linear:
+    def linear(self, isa: InstructionSet, target: Target) -> Linear:
         weight = self.weight
         outputs, inputs = weight.codes.shape
         kind = (
@@ -69,7 +69,7 @@ class Case:
             {1: Activations.INT8, E4M3: Activations.FP8}.get(self.digits, Activations.NONE),
             self.few if self.digits in (1, E4M3) else self.digits,
             self.min_tokens,
-            target.soft_f16,
+            target.platform,
         )
 
     def source(self) -> LayerSource:
@@ -77,16 +77,16 @@ class Case:
 
 
 def compile_layers(
-    folder: Path, cases: Iterable[Case], isa: InstructionSet, cpu: str, flags: tuple[str, ...] = ()
+    folder: Path, cases: Iterable[Case], isa: InstructionSet, target: Target, device: str = "cpu"
 ) -> AnyBundle:
-    """Compiles every case for a CPU, with the kernels of an instruction set, and loads the result."""
-    target, layers = CpuTarget.named(cpu), []
+    """Compiles every case for a target, with the kernels of an instruction set, and loads the result."""
+    layers = []
     for case in cases:
         linear = case.linear(isa, target)
         outputs, inputs = case.weight.codes.shape
         group = target.pack(case.name, linear, case.source())
         layers.append((case.name, linear, group, (((inputs,), case.io),), ((outputs,), case.io)))
-    return compile_program(folder, layers, cpu, flags)
+    return compile_program(folder, layers, target, device)
 
 
 Sizes = tuple[tuple[int, ...], str]  # of one row, and its dtype
@@ -95,37 +95,29 @@ Sizes = tuple[tuple[int, ...], str]  # of one row, and its dtype
 def compile_program(
     folder: Path,
     made: Iterable[tuple[str, Linear | Moe, ParameterGroup, tuple[Sizes, ...], Sizes]],
-    cpu: str,
-    flags: tuple[str, ...] = (),
+    target: Target,
+    device: str = "cpu",
 ) -> AnyBundle:
     """A bundle with one function for every (name, kernels, packed weights, inputs, output)."""
     folder.mkdir(parents=True)
-    target, parameters, layers, entries = CpuTarget.named(cpu), Parameters(), [], {}
+    parameters, layers, entries = Parameters(), [], {}
     for name, kernels, group, inputs, (shape, dtype) in made:
         parameters.add(name, group)
         layer = ArchivedLayer(name, kernels)
         layers.append(layer)
         takes = tuple(Tensor(f"x{i}", ("T", *size), kind) for i, (size, kind) in enumerate(inputs))
         entries[layer.function] = EntryPoint(takes, (Tensor("y", ("T", *shape), dtype),))
-    host = ",".join(sorted(target.features)) if cpu == "host" else ""
-    content, _ = compile_module(layer_program(layers), [*target.flags, *flags], host=host)
+    content, _ = compile_module(layer_program(layers), target.flags, host=target.host)
     (folder / "model.vmfb").write_bytes(content)
     digest = write_archive(folder / "model.irpa", parameters)
-    program = Program(
-        "cpu",
-        "model.vmfb",
-        hashlib.sha256(content).hexdigest(),
-        target.drivers,
-        target.architecture,
-        cpu,
-        tuple(sorted(target.features)),
-    )
+    digested = hashlib.sha256(content).hexdigest()
+    program = Program(target.name, "model.vmfb", digested, target.drivers, **target.runs_on)
     tensors = {spec.key: ParameterTensor(spec.bytes) for spec in parameters.tensors}
     size = (folder / "model.irpa").stat().st_size
-    archive = ParameterArchive("model", "model.irpa", digest, target.layout, size, ("cpu",), tensors)
+    archive = ParameterArchive("model", "model.irpa", digest, target.layout, size, (target.name,), tensors)
     manifest = Manifest(Model("graph", "f32"), (program,), (archive,), entries)
     (folder / FILE_NAME).write_text(json.dumps(manifest.to_json()))
-    return opened(folder, target)
+    return opened(folder, target, device)
 
 
 def call_layer(bundle: AnyBundle, name: str, x: Array, *more: Array) -> Array:

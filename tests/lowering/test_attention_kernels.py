@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from attention_twin import Array, Rule, attention, rotated
 from numpy_twin import TYPES
+from vulkan_device import obstacle
 
 import halfbyte
 from halfbyte.lowering.kernels.attention import (
@@ -166,8 +168,10 @@ def unit_of(features: Collection[str], tiles: bool) -> VectorUnit:
     return best_unit(features, AttentionShape(1, 64, 64, 1.0), "bf16" if tiles else "f32")
 
 
-@pytest.fixture(scope="module", params=CPUS)
+@pytest.fixture(scope="module", params=[*CPUS, "vulkan"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    if request.param == "vulkan":
+        return vulkan_bundle(tmp_path_factory.mktemp("attention") / "vulkan")
     target = CpuTarget.named(request.param)
     if target.architecture != architecture():
         pytest.skip(f"this is no {target.architecture}")
@@ -182,6 +186,15 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     out = tmp_path_factory.mktemp("attention") / request.param
     halfbyte.compile(Program(entries), out, halfbyte.CompileOptions(cpu=request.param))
     return halfbyte.load(out)
+
+
+def vulkan_bundle(out: Path) -> Bundle:
+    if obstacle():
+        pytest.skip(obstacle())
+    entries = {f"{name}_some": export(case, None) for name, case in CASES.items()}
+    entries |= {f"{name}_one": export(CASES[name], 1) for name in ONE}
+    halfbyte.compile(Program(entries), out, halfbyte.CompileOptions(target="vulkan"))
+    return halfbyte.load(out, device="vulkan")
 
 
 def carried(x: Array) -> Array:

@@ -20,6 +20,7 @@ from halfbyte.lowering.kernels.fp8_moe import Fp8ExpertLinear, Fp8Moe
 from halfbyte.lowering.kernels.fp8_packing import Fp8Packing
 from halfbyte.lowering.kernels.generator import Glu
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.target import Target
 from halfbyte.passes.program import ExpertsSource, LayerSource
 from halfbyte.passes.weight import Fp8Tensor
 
@@ -34,7 +35,7 @@ class Case:
     io: str
     quantized: bool
 
-    def kernels(self, target: CpuTarget) -> Fp8Moe:
+    def kernels(self, target: Target) -> Fp8Moe:
         def linear(kind: str, weight: Fp8Weight) -> Fp8ExpertLinear:
             packing = Fp8Packing(*weight.bits.shape, weight.block[1])
             return Fp8ExpertLinear(kind, packing, weight.bias is not None)
@@ -49,7 +50,7 @@ class Case:
             io=self.io,
             quantized=self.quantized,
             glu=Glu(experts.glu, experts.limit),
-            soft_f16=target.soft_f16,
+            platform=target.platform,
         )
 
     def source(self) -> ExpertsSource:
@@ -94,7 +95,7 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         group = target.pack_experts(case.name, moe, case.source())
         inputs = (((hidden,), case.io), ((case.slots,), "i64"), ((case.slots,), "f32"))
         layers.append((case.name, moe, group, inputs, ((hidden,), case.io)))
-    return compile_program(tmp_path_factory.mktemp("moe") / "bundle", layers, request.param)
+    return compile_program(tmp_path_factory.mktemp("moe") / "bundle", layers, target)
 
 
 def routed(case: Case, tokens: int) -> tuple[Array, Array, Array]:

@@ -66,7 +66,10 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if variant.obstacle:
         pytest.skip(variant.obstacle)
     return compile_layers(
-        tmp_path_factory.mktemp("kernels") / variant.label, CASES.values(), variant.isa, variant.cpu
+        tmp_path_factory.mktemp("kernels") / variant.label,
+        CASES.values(),
+        variant.isa,
+        CpuTarget.named(variant.cpu),
     )
 
 

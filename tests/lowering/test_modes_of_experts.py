@@ -43,7 +43,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
         packed = target.pack_experts(case.name, experts, case.source())
         takes = (((case.hidden,), "f32"), ((case.slots,), "i64"), ((case.slots,), "f32"))
         layers.append((case.name, experts, packed, takes, ((case.hidden,), "f32")))  # type: ignore[arg-type]
-    return compile_program(tmp_path_factory.mktemp("modes") / "bundle", layers, "host")
+    return compile_program(tmp_path_factory.mktemp("modes") / "bundle", layers, target)
 
 
 def routing(experts: int, slots: int, tokens: int) -> tuple[Array, Array]:

@@ -21,6 +21,7 @@ from halfbyte.lowering.kernels.isa import InstructionSet
 from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.target import Target
 from halfbyte.passes.program import ExpertsSource
 from halfbyte.passes.scheme import Activations, Zero
 
@@ -39,7 +40,7 @@ class Case:
     def hidden(self) -> int:
         return int(self.experts.down[0].codes.shape[0])
 
-    def kernels(self, isa: InstructionSet, target: CpuTarget) -> Moe:
+    def kernels(self, isa: InstructionSet, target: Target) -> Moe:
         activations = {1: Activations.INT8, E4M3: Activations.FP8}.get(self.digits, Activations.NONE)
         digits = self.digits if self.digits in (2, 3) else 3
         sides = (_linear("up", self.experts.gate[0]), _linear("down", self.experts.down[0]))
@@ -55,7 +56,7 @@ class Case:
             activations=activations,
             digits=digits,
             glu=glu,
-            soft_f16=target.soft_f16,
+            platform=target.platform,
         )
 
     def source(self) -> ExpertsSource:
@@ -106,7 +107,7 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         group = target.pack_experts(case.name, moe_kernels, case.source())
         inputs = (((case.hidden,), case.io), ((case.slots,), "i64"), ((case.slots,), "f32"))
         layers.append((case.name, moe_kernels, group, inputs, ((case.hidden,), case.io)))
-    return compile_program(folder, layers, variant.cpu)
+    return compile_program(folder, layers, target)
 
 
 def routed(case: Case, tokens: int) -> tuple[Array, Array, Array]:

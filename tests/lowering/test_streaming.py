@@ -50,7 +50,7 @@ for name, members in merged.items():
     outputs = sum(checkpoint.layers[member].shape[0] for member in members)
     scheme = first.scheme
     packing = Packing(outputs, first.shape[1], scheme.group_size, scheme.bits)
-    settings = ("f32", scheme.scale_dtype, scheme.zero, False, Activations.INT8, 3, 0, target.soft_f16)
+    settings = ("f32", scheme.scale_dtype, scheme.zero, False, Activations.INT8, 3, 0, target.platform)
     linear = Linear(target.isa, packing, *settings)
     parameters.add(name, target.pack(name, linear, source(name, members, outputs)))
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew

@@ -14,6 +14,7 @@ from layer_bundles import compile_layers
 from numpy_twin import same_bits
 
 from halfbyte.lowering.kernels.isa import AMX
+from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.runtime.cpu_features import host_features
 
 NAMES = ("int8_symmetric_f32_f32_40x192_g128", "planes2_symmetric_f16_f16_129x320_g64")
@@ -47,7 +48,7 @@ for name in sys.argv[3:]:
 @pytest.mark.skipif(not host_features() >= AMX.needs, reason="this CPU has no AMX")
 @pytest.mark.parametrize("granted", [False, True])
 def test_without_tile_registers(granted: bool, tmp_path: Path) -> None:
-    compile_layers(tmp_path / "bundle", [CASES[name] for name in NAMES], AMX, "host")
+    compile_layers(tmp_path / "bundle", [CASES[name] for name in NAMES], AMX, CpuTarget.named("host"))
     for name in NAMES:
         x = activations(name)
         np.save(tmp_path / f"{name}.npy", x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x)

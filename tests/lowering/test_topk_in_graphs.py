@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from topk_twin import adversary, topk
+from vulkan_device import obstacle
 
 import halfbyte
 from halfbyte.runtime import Bundle
@@ -33,12 +34,16 @@ class _TopK(torch.nn.Module):
         return tuple(out)
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+@pytest.fixture(scope="module", params=["cpu", "vulkan"])
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    if request.param == "vulkan" and obstacle():
+        pytest.skip(obstacle())
     rows = torch.export.Dim("T", min=0, max=4096)
     xs = tuple(torch.zeros(2, 5, width, dtype=TORCH[io]) for width, _, _, io in KINDS)
     program = torch.export.export(_TopK(), xs, dynamic_shapes=(tuple({1: rows} for _ in xs),))
-    return halfbyte.load(halfbyte.compile(program, tmp_path_factory.mktemp("topk") / "bundle").path)
+    options = halfbyte.CompileOptions(target=request.param)
+    compiled = halfbyte.compile(program, tmp_path_factory.mktemp("topk") / "bundle", options)
+    return halfbyte.load(compiled.path, device=request.param)
 
 
 def given(rows: int, width: int, io: str) -> torch.Tensor:

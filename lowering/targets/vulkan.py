@@ -1,0 +1,124 @@
+"""The Vulkan target: IREE's description of the device, flags, and what a device must have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from halfbyte.errors import UsageError
+from halfbyte.lowering.kernels.attention import AttentionOfThreads, AttentionShape
+from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
+from halfbyte.lowering.kernels.isa import THREADS, InstructionSet
+from halfbyte.lowering.kernels.platform import VULKAN, VULKAN_WITHOUT_DOT, Platform
+from halfbyte.lowering.targets.target import Target
+
+# Nothing depends on the size of a subgroup; the limits are those that every device of Vulkan 1.3 has.
+_PORTABLE = (
+    '#hal.device.target<"vulkan", [#hal.executable.target<"vulkan-spirv", "vulkan-spirv-fb", '
+    '{{iree_codegen.target_info = #iree_gpu.target<arch = "portable", features = "spirv:v1.6,cap:Shader", '
+    "wgp = <compute = fp32|fp16|int64|int32|int16|int8, storage = b64|b32|b16|b8, subgroup = none, "
+    "dot = {dot}, mma = [], subgroup_size_choices = [32], max_workgroup_sizes = [1024, 1024, 64], "
+    "max_thread_count_per_workgroup = 256, max_workgroup_memory_bytes = 16384, "
+    "max_workgroup_counts = [65535, 65535, 65535]>>}}>]>"
+)
+_DESCRIPTION = "#hal.device.target<"
+_DOT = "shaderIntegerDotProduct"
+# IREE's own code takes these as it likes.
+_ALWAYS = (
+    *("storageBuffer8BitAccess", "storageBuffer16BitAccess", "shaderInt8", "shaderFloat16"),
+    *("subgroupSizeControl",),
+)
+_PORTABLES = ("portable", "portable-nodot")
+
+
+@dataclass(frozen=True)
+class VulkanTarget(Target):
+    """One kind of Vulkan device.
+
+    Attributes:
+        device: ``portable``, ``portable-nodot``, a name of ``--iree-vulkan-target``, or IREE's description of one.
+    """
+
+    device: str = "portable"
+
+    name: ClassVar[str] = "vulkan"
+    drivers: ClassVar[tuple[str, ...]] = ("vulkan",)
+
+    @classmethod
+    def named(cls, device: str = "portable") -> VulkanTarget:
+        """The target of a ``--vulkan-target`` option.
+
+        Args:
+            device: ``portable``, ``portable-nodot``, a name of ``--iree-vulkan-target``, or a file that holds IREE's
+                description of a device.
+
+        Raises:
+            UsageError: a file that holds something else.
+        """
+        file = Path(device)
+        return cls(_attribute(file) if file.is_file() else device)
+
+    @property
+    def label(self) -> str:
+        return "described" if self._is_description else self.device
+
+    @property
+    def runs_on(self) -> dict[str, Any]:
+        return {"device": self.device, "features": tuple(sorted(self.features))}
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What a device must have, as iree-run-module --dump_devices=vulkan spells it."""
+        return frozenset(_ALWAYS) | ({_DOT} if self.platform is VULKAN else set())
+
+    @property
+    def _is_description(self) -> bool:
+        return self.device.startswith(_DESCRIPTION)
+
+    @property
+    def isa(self) -> InstructionSet:
+        return THREADS
+
+    @property
+    def input_flags(self) -> list[str]:
+        """Few devices compute f64; torch's scalars are of that type, and become f32."""
+        return ["--iree-input-demote-f64-to-f32=true"]
+
+    @property
+    def platform(self) -> Platform:
+        return VULKAN_WITHOUT_DOT if self.device == "portable-nodot" else VULKAN
+
+    @property
+    def float_unit(self) -> FloatUnit:
+        return FloatUnit.NARROW
+
+    def attention(self, shape: AttentionShape, io: str, cache: str, one_token: bool) -> AttentionOfThreads:
+        return AttentionOfThreads(shape, io, io, cache, self.platform)
+
+    @property
+    def flags(self) -> list[str]:
+        """For iree-compile.
+
+        Buffers bound as one at several offsets do not compile in kernels that are written by hand (IREE 3.13).
+        """
+        flags = ["--iree-scheduling-optimize-bindings=false"]
+        if self.device in _PORTABLES:
+            dot = "none" if self.device == "portable-nodot" else "dp4xi8toi32"
+            return [*flags, f"--iree-hal-target-device={_PORTABLE.format(dot=dot)}"]
+        if self._is_description:
+            return [*flags, f"--iree-hal-target-device={self.device}"]
+        return [*flags, "--iree-hal-target-device=vulkan", f"--iree-vulkan-target={self.device}"]
+
+
+def _attribute(file: Path) -> str:
+    text = file.read_text(encoding="utf-8").strip().removesuffix(": !hal.device").strip()
+    if not text.startswith(_DESCRIPTION):
+        raise UsageError(
+            "not the description of a device",
+            where=str(file),
+            found=text[:60],
+            accepted='#hal.device.target<"vulkan", ...>',
+            advice="use portable, or a name of iree-compile's --iree-vulkan-target",
+        )
+    return text
