@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from halfbyte.runtime.manifest import Manifest, Model, Tensor
 
 # Options that an import does not depend on.
-_AFTER_THE_IMPORT = ("target", "cpu", "vulkan_target", "iree_flags", "dump_dir")
+_AFTER_THE_IMPORT = ("target", "cpu", "vulkan_target", "cuda_arch", "iree_flags", "dump_dir")
 PHASES = ("load", "rewrite", "export", "import", "compile", "write")
 
 

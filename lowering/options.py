@@ -12,7 +12,7 @@ class CompileOptions:
     """Options of a compilation; the command line's have the same names.
 
     Attributes:
-        target: ``cpu``, ``vulkan``, or several separated by commas: a program for each, over one archive.
+        target: ``cpu``, ``vulkan``, ``cuda``, or several separated by commas: a program for each, over one archive.
         activations: ``auto`` as the checkpoint asks for; ``int8`` (W4A8, W8A8), ``fp8`` (W4AFP8) or ``none``
             (W4A16, W8A16) for every quantized layer.
         layers: ``PATTERN=KIND``, other activations for layers by name: ``*.mlp.*=int8``. The last that fits counts.
@@ -24,6 +24,7 @@ class CompileOptions:
         vulkan_target: ``portable`` (any device of Vulkan 1.3 with integer dot products), ``portable-nodot``, a name of
             iree-compile's ``--iree-vulkan-target``, or a file that holds IREE's description of a device; several
             separated by commas.
+        cuda_arch: names of `halfbyte.lowering.targets.cuda`, separated by commas: a program for each.
         lm_head: ``keep`` leaves the head as the checkpoint has it; ``int8`` (groups of 64) and ``int4`` (of 32) round
             one that is in float. `verify` tells what that costs.
         on_unsupported: ``error`` refuses a model with layers that cannot be computed as quantized; ``float``
@@ -42,6 +43,7 @@ class CompileOptions:
     max_context: int | None = None
     cpu: str = "host"
     vulkan_target: str = "portable"
+    cuda_arch: str = "sm_80"
     lm_head: Literal["keep", "int8", "int4"] = "keep"
     on_unsupported: Literal["error", "float"] = "error"
     dtype: Literal["f32", "f16", "bf16"] = "f32"

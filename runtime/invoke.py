@@ -76,6 +76,8 @@ class Function:
         Raises:
             DeviceError: the device failed.
         """
+        if self._opened.driver == "vulkan" and (empty := self._empty_results(inputs)) is not None:
+            return empty
         arguments = rt.VmVariantList(len(inputs))
         results = rt.VmVariantList(len(self.entry.outputs))
         try:
@@ -92,6 +94,26 @@ class Function:
         except IREE_ERRORS as error:
             raise DeviceError("the call failed", where=self.name, found=one_line(error)) from None
         return [self._result(results, index, tensor.dtype) for index, tensor in enumerate(self.entry.outputs)]
+
+    def _empty_results(
+        self, inputs: Sequence[DeviceArray | np.ndarray[Any, Any]]
+    ) -> list[DeviceArray] | None:
+        """The results of a call that has none to compute: IREE's Vulkan driver takes no empty buffers."""
+        sizes: dict[int | str, int] = {}
+        for value, tensor in zip(inputs, self.entry.inputs, strict=True):
+            sizes |= dict(zip(tensor.shape, value.shape, strict=True))
+        shapes = [
+            [size if isinstance(size, int) else sizes.get(size, 1) for size in tensor.shape]
+            for tensor in self.entry.outputs
+        ]
+        if 0 not in sizes.values() or not all(0 in shape for shape in shapes):
+            return None
+        return [
+            DeviceArray.from_numpy(
+                self._device, np.empty(shape, ELEMENT_TYPES[tensor.dtype].carrier), tensor.dtype
+            )
+            for shape, tensor in zip(shapes, self.entry.outputs, strict=True)
+        ]
 
     def _result(self, results: rt.VmVariantList, index: int, dtype: str) -> DeviceArray:
         value = results.get_variant(index)

@@ -7,7 +7,7 @@ from importlib import metadata
 from pathlib import Path
 
 from halfbyte.errors import CheckpointError, DeviceError
-from halfbyte.runtime import cpu_features
+from halfbyte.runtime import cpu_features, vulkan_features
 from halfbyte.runtime.device import Device
 from halfbyte.runtime.manifest import Manifest, Program
 
@@ -15,11 +15,11 @@ from halfbyte.runtime.manifest import Manifest, Program
 def choose_program(device: Device, manifest: Manifest) -> Program:
     """Returns the first program of the bundle that the device can run.
 
-    CPU features are compared here, before the program is loaded: a missing instruction would kill the
-    process.
+    Features are compared here, before the program is loaded: a missing instruction would kill the process, and a
+    GPU without what the program was compiled for may compute wrong numbers.
 
     Raises:
-        DeviceError: there is none; names the instructions this CPU lacks and how to compile for it.
+        DeviceError: there is none; names what the device lacks and how to compile for it.
     """
     fitting = [program for program in manifest.programs if device.driver in program.drivers]
     if not fitting:
@@ -29,7 +29,7 @@ def choose_program(device: Device, manifest: Manifest) -> Program:
             found=", ".join(program.target for program in manifest.programs),
             advice=f"compile for it: halfbyte compile --target {device.target} ...",
         )
-    refusals = [_refusal(program) for program in fitting]
+    refusals = [_refusal(device, program) for program in fitting]
     for program, refusal in zip(fitting, refusals, strict=True):
         if refusal is None:
             return program
@@ -70,10 +70,10 @@ def read_program(folder: Path, program: Program) -> bytes:
     return content
 
 
-def _refusal(program: Program) -> DeviceError | None:
-    here = cpu_features.architecture()
+def _refusal(device: Device, program: Program) -> DeviceError | None:
     if program.architecture is None:
-        return None
+        return _vulkan_refusal(device, program) if program.target == "vulkan" else None
+    here = cpu_features.architecture()
     if program.architecture != here:
         return DeviceError(
             "the program is for another architecture",
@@ -91,6 +91,22 @@ def _refusal(program: Program) -> DeviceError | None:
             advice="compile for this machine: halfbyte compile --cpu host (--cpu x86-64-v3 runs on most)",
         )
     return None
+
+
+def _vulkan_refusal(device: Device, program: Program) -> DeviceError | None:
+    """A driver runs code that its device has no features for, and returns wrong numbers."""
+    have = vulkan_features.device_features(device.spec.partition("://")[2])
+    missing = sorted(set(program.features) - have)
+    if not missing or not have:
+        return None
+    kind = "portable-nodot" if missing == ["shaderIntegerDotProduct"] else "portable"
+    return DeviceError(
+        f"this Vulkan device lacks features of {program.device or 'the program'}",
+        where=f"{device.spec}, {program.file}",
+        found=f"no {', '.join(missing)}",
+        accepted=", ".join(program.features),
+        advice=f"compile for it: halfbyte compile --target vulkan --vulkan-target {kind}",
+    )
 
 
 def _runtime_version() -> str | None:

@@ -35,7 +35,7 @@ def compile_command(
         typer.Option(
             "--target",
             metavar="NAME[,NAME...]",
-            help="What to compile for: cpu, vulkan. With several, a program for each over the same parameters.",
+            help="What to compile for: cpu, vulkan, cuda. With several, a program for each over the same parameters.",
         ),
     ] = "cpu",
     activations: ActivationsOption = "auto",
@@ -77,6 +77,14 @@ def compile_command(
             "of iree-compile's --iree-vulkan-target, or a file with IREE's description of a device.",
         ),
     ] = "portable",
+    cuda_arch: Annotated[
+        str,
+        typer.Option(
+            "--cuda-arch",
+            metavar="NAME[,NAME...]",
+            help="sm_80, sm_86, sm_89, sm_90, sm_120 or sm_121: a program for each. Newer GPUs run those of older ones.",
+        ),
+    ] = "sm_80",
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="f32|f16|bf16", help="Type of activations.")
     ] = "f32",
@@ -124,6 +132,7 @@ def compile_command(
         max_context=max_context,
         cpu=cpu,
         vulkan_target=vulkan_target,
+        cuda_arch=cuda_arch,
         lm_head=choice("--lm-head", lm_head, ("keep", "int8", "int4")),  # type: ignore[arg-type]
         on_unsupported=choice("--on-unsupported", on_unsupported, ("error", "float")),  # type: ignore[arg-type]
         dtype=choice("--dtype", dtype, ("f32", "f16", "bf16")),  # type: ignore[arg-type]

@@ -15,17 +15,25 @@ def devices_command(
     """Lists the devices of this machine and the drivers that find none."""
     from halfbyte.runtime import cpu_features
     from halfbyte.runtime.device import devices, unavailable_drivers
+    from halfbyte.runtime.vulkan_features import device_features
 
     found, refused = devices(), unavailable_drivers()
     if as_json:
         features = sorted(cpu_features.host_features())
         cpu = {"architecture": cpu_features.architecture(), "features": features}
-        content = {"devices": [asdict(device) for device in found], "unavailable": refused, "cpu": cpu}
+        listed = [
+            asdict(device)
+            | ({"features": sorted(device_features(device.path))} if device.driver == "vulkan" else {})
+            for device in found
+        ]
+        content = {"devices": listed, "unavailable": refused, "cpu": cpu}
         typer.echo(json.dumps(content, indent=2))
         return
     width = max((len(device.spec) for device in found), default=0)
     for device in found:
         name = f"{cpu_features.architecture()} CPU" if device.target == "cpu" else device.name
         typer.echo(f"{device.spec:{width}}  {name}: runs programs for {device.target}")
+        if device.driver == "vulkan":
+            typer.echo(f"{'':{width}}  {', '.join(sorted(device_features(device.path)))}")
     for driver, reason in refused.items():
         typer.echo(f"{driver:{width}}  unavailable: {reason}")

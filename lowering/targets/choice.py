@@ -7,12 +7,14 @@ from collections.abc import Callable, Mapping
 from halfbyte.errors import UsageError
 from halfbyte.lowering.options import CompileOptions
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.cuda import CudaTarget
 from halfbyte.lowering.targets.target import Target
 from halfbyte.lowering.targets.vulkan import VulkanTarget
 from halfbyte.runtime.manifest import Program
 
 _CHOSEN: Mapping[str, Callable[[CompileOptions], tuple[Target, ...]]] = {
     "cpu": lambda options: CpuTarget.listed(options.cpu),
+    "cuda": lambda options: _each(CudaTarget.named, options.cuda_arch),
     "vulkan": lambda options: _each(VulkanTarget.named, options.vulkan_target),
 }
 NAMES = tuple(_CHOSEN)
@@ -37,6 +39,8 @@ def target_of(program: Program) -> Target:
     """The target that a program of a bundle was compiled for."""
     if program.target == "vulkan":
         return VulkanTarget(program.device or "portable")
+    if program.target == "cuda":
+        return CudaTarget.named(program.device or "sm_80")
     return CpuTarget.named(program.cpu or "host")
 
 
