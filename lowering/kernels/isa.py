@@ -115,6 +115,9 @@ THREADS = InstructionSet(
     "threads", "threads", frozenset(), lanes=1, columns=64, rows={1: (8,), 2: (4,), 3: (4,)}
 )
 
+# The same with tensor cores for many rows: products of 16 rows per warp, see gpu/gemm_mma.mlir.j2.
+TENSOR_CORES = replace(THREADS, name="mma", body="mma", rows={1: (2,), 2: (1,), 3: (1,)})
+
 BEST_FIRST = (AMX, AVX512VNNI, AVX512BW, AVXVNNI, AVX2, I8MM, DOTPROD, PLAIN)
 
 
