@@ -19,7 +19,7 @@ _ROUNDING = {
 
 
 @functools.cache
-def obstacle() -> str:
+def no_vulkan() -> str:
     """Why this machine cannot run Vulkan programs, or nothing."""
     if any(device.driver == "vulkan" for device in devices()):
         return ""

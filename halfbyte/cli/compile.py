@@ -64,8 +64,8 @@ def compile_command(
             "--cpu",
             metavar="NAME[,NAME...]",
             help="host (this machine), x86-64, x86-64-v2, x86-64-v3, avxvnni, x86-64-v4, avx512vnni, avx512bf16, "
-            "amx, aarch64 or aarch64-dotprod. With several, the bundle runs on all of them and the best that fits "
-            "is loaded.",
+            "amx, aarch64, aarch64-dotprod or aarch64-i8mm. With several, the bundle runs on all of them and the best "
+            "that fits is loaded.",
         ),
     ] = "host",
     vulkan_target: Annotated[

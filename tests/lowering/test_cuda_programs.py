@@ -16,7 +16,7 @@ from kernel_cases import CASES, activations, expected
 from layer_bundles import call_layer, compile_layers, compile_program
 from moe_twin import moe
 from ptx_assembler import Entry, assembled, assembler
-from vulkan_device import far_rows, obstacle, same_values
+from vulkan_device import far_rows, no_vulkan, same_values
 
 import halfbyte
 from halfbyte.errors import UsageError
@@ -114,8 +114,8 @@ _EXPERTS = experts.CASES[::4]
 
 @pytest.fixture(scope="module")
 def by_definition(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    if obstacle():
-        pytest.skip(obstacle())
+    if no_vulkan():
+        pytest.skip(no_vulkan())
     chosen = [CASES[name] for name in _DENSE]
     folder = tmp_path_factory.mktemp("cuda") / "dense"
     return compile_layers(folder, chosen, TENSOR_CORES, _TensorCoresByDefinition(), "vulkan")
@@ -134,8 +134,8 @@ def test_tiles_for_tensor_cores_are_right(by_definition: Bundle, name: str) -> N
 
 
 def test_experts_on_tensor_cores_are_right(tmp_path: Path) -> None:
-    if obstacle():
-        pytest.skip(obstacle())
+    if no_vulkan():
+        pytest.skip(no_vulkan())
     target, layers = _TensorCoresByDefinition(), []
     for case in _EXPERTS:
         kernels = case.kernels(TENSOR_CORES, target)

@@ -8,7 +8,7 @@ import test_moe_kernels as experts
 from kernel_cases import CASES, activations, expected, rows_of
 from layer_bundles import call_layer, compile_layers, compile_program
 from moe_twin import moe
-from vulkan_device import far_rows, obstacle, same_values
+from vulkan_device import far_rows, no_vulkan, same_values
 
 from halfbyte.lowering.kernels.isa import THREADS
 from halfbyte.lowering.targets.vulkan import VulkanTarget
@@ -20,8 +20,8 @@ NAMES = {"portable": tuple(CASES), "portable-nodot": tuple(CASES)[::6]}
 
 @pytest.fixture(scope="module")
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    if obstacle():
-        pytest.skip(obstacle())
+    if no_vulkan():
+        pytest.skip(no_vulkan())
     target = VulkanTarget.named(request.param)
     chosen = [CASES[name] for name in NAMES[request.param]]
     return compile_layers(tmp_path_factory.mktemp("vulkan") / "dense", chosen, THREADS, target, "vulkan")
@@ -47,8 +47,8 @@ def test_is_near_the_twin(kernels: Bundle, name: str) -> None:
 
 @pytest.fixture(scope="module")
 def routed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    if obstacle():
-        pytest.skip(obstacle())
+    if no_vulkan():
+        pytest.skip(no_vulkan())
     target, layers = VulkanTarget.named(), []
     for case in experts.CASES:
         kernels = case.kernels(THREADS, target)
