@@ -152,12 +152,8 @@ def test_is_near_the_twin(kernels: AnyBundle, case: Case) -> None:
         assert tokens < 30 or flipped.mean() < 0.1  # codes of the product on the other side of a tie
 
 
-<<<<<<< HEAD
-def test_a_token_of_a_batch_equals_the_token_alone(kernels: Bundle) -> None:
-    same = same_values if kernels.manifest.programs[0].target == "vulkan" else same_bits
-=======
 def test_a_token_of_a_batch_equals_the_token_alone(kernels: AnyBundle) -> None:
->>>>>>> cpu-rest
+    same = same_values if kernels.manifest.programs[0].target == "vulkan" else same_bits
     for case in CASES:
         x, ids, weights = routed(case, 130)
         together = call_layer(kernels, case.name, x, ids, weights)
