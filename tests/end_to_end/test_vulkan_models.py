@@ -66,3 +66,12 @@ def test_one_archive_serves_both_targets(compiled: Compile) -> None:
     want, got = all_logits(on_cpu, tokens), all_logits(on_vulkan, tokens)
     assert np.abs(got - want).max() <= 0.03 * np.abs(want).max()
     assert {layer.activations for layer in on_vulkan.manifest.layers} >= {"int8"}
+
+
+def test_verify_knows_what_a_gpu_promises(compiled: Compile, checkpoints: Path) -> None:
+    if no_vulkan():
+        pytest.skip(no_vulkan())
+    name = "llama-gptq-v2-asym-g32"
+    folder = compiled(name, target="vulkan", activations="none")
+    found = halfbyte.verify(folder, checkpoints / name, device="vulkan")
+    assert not found.failures and {check.limit for check in found.layers} == {1e-6}
