@@ -13,6 +13,7 @@ from vulkan_device import no_vulkan
 import halfbyte
 from halfbyte.runtime import Bundle, Conversation
 from halfbyte.runtime.logits import all_logits
+from halfbyte.verify_model import verify
 
 Compile = Callable[..., Path]
 # Every way of attention and of layers: grouped heads, q/k norms, shared heads, act-order, experts, latent attention.
@@ -73,5 +74,5 @@ def test_verify_knows_what_a_gpu_promises(compiled: Compile, checkpoints: Path) 
         pytest.skip(no_vulkan())
     name = "llama-gptq-v2-asym-g32"
     folder = compiled(name, target="vulkan", activations="none")
-    found = halfbyte.verify(folder, checkpoints / name, device="vulkan")
+    found = verify(folder, checkpoints / name, device="vulkan")
     assert not found.failures and {check.limit for check in found.layers} == {1e-6}
