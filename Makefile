@@ -20,6 +20,11 @@ PIP := $(BIN)/python -m pip install $(PIP_ARGS) --quiet -c constraints.txt
 # The model of the demo, if it is there: one test reads it.
 MODEL = $(wildcard build/demo/*.gguf)
 
+# What runs programs for aarch64 on other machines, and where its tools are unpacked to.
+QEMU ?= qemu-aarch64-static
+AARCH64_LIBRARIES ?= /usr/aarch64-linux-gnu
+AARCH64 := build/aarch64
+
 # Nothing here fetches models or code from a model hub.
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_OFFLINE := 1
@@ -28,17 +33,37 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test test-aarch64 lint bench clean
 
 help: ## This list.
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
 
 demo: $(VENV)/.installed ## Compile a real model for this CPU, generate text, measure (a few minutes).
 	@$(BIN)/python demo/fetch_model.py
 	@$(BIN)/python demo/run.py --cpu $(CPU)
 
-test: lint ## Linters, types and all tests.
+test: lint $(VENV)/.gpu ## Linters, types and all tests.
 	$(if $(MODEL),HALFBYTE_GGUF=$(MODEL)) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-aarch64: $(VENV)/.installed $(AARCH64)/.fetched ## The aarch64 kernels, by qemu-user (Debian: qemu-user-static, libstdc++6-arm64-cross).
+	@command -v $(QEMU) >/dev/null && test -d $(AARCH64_LIBRARIES) || { \
+		echo "set QEMU and AARCH64_LIBRARIES, or on Debian: apt-get install qemu-user-static libstdc++6-arm64-cross" >&2; exit 1; }
+	HALFBYTE_AARCH64="$(QEMU) -cpu max -L $(AARCH64_LIBRARIES) $(abspath $(AARCH64))/iree/_runtime_libs/iree-run-module" \
+		$(BIN)/python -m pytest -n $(JOBS) tests/lowering -k aarch64
+
+# What GPU programs are tested with: a Vulkan driver that needs no GPU, and NVIDIA's assembler. Tests skip without them.
+$(VENV)/.gpu: $(VENV)/.installed
+	@if ! ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json >/dev/null 2>&1; then \
+		if [ "`id -u`" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "installing Mesa's software Vulkan driver (for tests alone)"; \
+			{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+				mesa-vulkan-drivers libvulkan1 >/dev/null; } || echo "no Vulkan driver: those tests are skipped" >&2; \
+		else \
+			echo "no Vulkan driver: tests of Vulkan are skipped (Debian: apt-get install mesa-vulkan-drivers libvulkan1)" >&2; \
+		fi; \
+	fi
+	@$(PIP) --no-deps nvidia-cuda-nvcc || echo "no ptxas: tests that assemble CUDA programs are skipped" >&2
+	@touch $@
 
 lint: $(VENV)/.installed ## Linters and types alone.
 	$(BIN)/ruff check .
@@ -72,6 +97,14 @@ $(VENV)/.torch: $(VENV)/.made constraints.txt
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml constraints.txt
 	@echo "installing halfbyte and what it needs (hundreds of megabytes)"
 	@$(PIP) -e '.[compile,text,test]'
+	@touch $@
+
+# IREE's own tools for aarch64, out of the wheel.
+$(AARCH64)/.fetched: $(VENV)/.installed
+	@rm -rf $(AARCH64) && mkdir -p $(AARCH64)
+	@$(BIN)/python -m pip download $(PIP_ARGS) --quiet -c constraints.txt --no-deps --only-binary=:all: \
+		--platform manylinux_2_28_aarch64 --dest $(AARCH64) iree-base-runtime
+	@$(BIN)/python -m zipfile -e $(AARCH64)/*.whl $(AARCH64) && chmod +x $(AARCH64)/iree/_runtime_libs/iree-run-module
 	@touch $@
 
 $(VENV)/.benchmark: $(VENV)/.installed

@@ -29,7 +29,15 @@ from halfbyte.runtime.huge_pages import HugePages
 
 _SIZES = (2, 8, 32, 256)
 # Instruction set -> int32 lanes, the dot instruction that sets its limit.
-_DOT = {"amx": (16, "vnni"), "avx512vnni": (16, "vnni"), "avxvnni": (8, "vnni"), "dotprod": (4, "sdot")}
+_DOT = {
+    "amx": (16, "vnni"),
+    "avx512vnni": (16, "vnni"),
+    "avxvnni": (8, "vnni"),
+    "i8mm": (4, "usmmla"),
+    "dotprod": (4, "sdot"),
+}
+# Multiply-adds of one lane.
+_DEPTH = {"vnni": 4, "sdot": 4, "usmmla": 8, "none": 0}
 
 
 def measure(seconds: float = 0.3) -> dict[str, Any]:
@@ -78,7 +86,7 @@ def measure(seconds: float = 0.3) -> dict[str, Any]:
     count = np.array([rounds], np.int32)
     # name in the result -> loop, multiply-adds of one of its instructions
     loops = {
-        "dot_gmacs": ("multiply", lanes * 4 * accumulators if dot != "none" else 0),
+        "dot_gmacs": ("multiply", lanes * _DEPTH[dot] * accumulators),
         "tile_gmacs": ("tile_multiply", 16 * 16 * 64 * 4 if target.isa.tiles else 0),
         "bf16_gmacs": ("bf16_multiply", 32 * accumulators if unit.pairs else 0),
         "bf16_tile_gmacs": ("bf16_tile_multiply", 16 * 16 * 32 * 4 if unit is FloatUnit.TILES else 0),

@@ -19,11 +19,16 @@ _ROUNDING = {
 
 
 @functools.cache
-def obstacle() -> str:
+def no_vulkan() -> str:
     """Why this machine cannot run Vulkan programs, or nothing."""
     if any(device.driver == "vulkan" for device in devices()):
         return ""
     return f"no Vulkan device: {unavailable_drivers().get('vulkan', 'the runtime has no driver')}"
+
+
+def same_values(one: Array, other: Array) -> bool:
+    """Value by value; a driver may change the sign of a zero."""
+    return np.array_equal(one.astype(np.float32), other.astype(np.float32), equal_nan=True)
 
 
 def far_rows(got: Array, want: Array, allowed: float | None = None) -> list[int]:

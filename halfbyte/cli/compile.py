@@ -64,8 +64,8 @@ def compile_command(
             "--cpu",
             metavar="NAME[,NAME...]",
             help="host (this machine), x86-64, x86-64-v2, x86-64-v3, avxvnni, x86-64-v4, avx512vnni, avx512bf16, "
-            "amx, aarch64 or aarch64-dotprod. With several, the bundle runs on all of them and the best that fits "
-            "is loaded.",
+            "amx, aarch64, aarch64-dotprod or aarch64-i8mm. With several, the bundle runs on all of them and the best "
+            "that fits is loaded.",
         ),
     ] = "host",
     vulkan_target: Annotated[
@@ -82,7 +82,7 @@ def compile_command(
         typer.Option(
             "--cuda-arch",
             metavar="NAME[,NAME...]",
-            help="sm_80, sm_86, sm_89, sm_90, sm_120 or sm_121: a program for each. Newer GPUs run older ones.",
+            help="sm_80, sm_86, sm_89, sm_90, sm_120 or sm_121: a program for each. Newer GPUs run older ones'.",
         ),
     ] = "sm_80",
     dtype: Annotated[

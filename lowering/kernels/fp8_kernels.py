@@ -65,7 +65,7 @@ class Fp8Values:
 
     def text(self) -> str:
         return render(
-            "fp8_values.mlir.j2",
+            self.platform.template("fp8_values"),
             name=self.symbol,
             io=self.io,
             mode=self._mode,
@@ -117,6 +117,12 @@ class Fp8Gemm:
             glu_bits=self.glu.bits if self.glu else {},
             residual=False,
         )
+        if self.platform.is_gpu:
+            rows = 4
+            # What gemm_parts.mlir.j2 asks about integer weights.
+            values |= {"mode": "planes", "digits": 1, "bits": 8, "zero": "symmetric", "scale": "f32"}
+            values |= {"few_rows": 0, "few_columns": 64, "rows_per_thread": rows, "tile_rows": 4 * rows}
+            return render(self.platform.template("fp8_gemm"), **values, lanes=1)
         if self.unit.pairs:
             tiles = self.unit is FloatUnit.TILES
             return render(

@@ -102,4 +102,5 @@ class Fp8Linear:
             weights=self.arguments,
             values=self._values.symbol,
             gemm=self._gemm.symbol,
+            device=self.platform.device,
         )

@@ -10,8 +10,8 @@ from typing import Literal, Protocol
 
 import jinja2
 
-from halfbyte.lowering.kernels.isa import InstructionSet
-from halfbyte.lowering.kernels.platform import CPU, Platform
+from halfbyte.lowering.kernels.isa import THREADS, InstructionSet
+from halfbyte.lowering.kernels.platform import CPU, VULKAN_MMA, Platform
 from halfbyte.passes.ops import swiglu
 from halfbyte.passes.scheme import Zero
 
@@ -201,7 +201,9 @@ class Gemm:
         """256 threads: 4 rows of 64 columns, or as many columns of a single row as `few_columns`."""
         rows = self.isa.rows[self.codes.digits][0]
         few = {"few_rows": 4, "few_columns": 64 if self.experts else 16}
-        return {"lanes": 1, "rows_per_thread": rows, "tile_rows": 4 * rows, **few}
+        tile_rows = rows * (4 if self.isa is THREADS else 64)
+        stage8 = 4 if self.platform is VULKAN_MMA else 16  # Vulkan has less shared memory
+        return {"lanes": 1, "rows_per_thread": rows, "tile_rows": tile_rows, "stage8": stage8, **few}
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class InstructionSet:
         panel: the same for the panel form, or empty where there is none.
         least_panel: rows from which the panel form is faster.
         tiles: the panel form multiplies by AMX.
+        pairs: multiplies two rows by two columns at once.
     """
 
     name: str
@@ -31,6 +32,7 @@ class InstructionSet:
     panel: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     least_panel: int = 0
     tiles: bool = False
+    pairs: bool = False
 
 
 AVX512VNNI = InstructionSet(
@@ -92,6 +94,18 @@ DOTPROD = InstructionSet(
     panel={1: (4, 2, 1), 2: (2, 1), 3: (1,)},
     least_panel=8,
 )
+I8MM = InstructionSet(
+    "i8mm",
+    "i8mm",
+    frozenset({"neon", "i8mm"}),
+    lanes=4,
+    columns=16,
+    # Three digits of two rows are 24 accumulators: worth what spills only where weights are woven already.
+    rows={1: (4, 2, 1), 2: (2, 1), 3: (1,)},
+    panel={1: (4, 2, 1), 2: (2, 1), 3: (2, 1)},
+    least_panel=8,
+    pairs=True,
+)
 PLAIN = InstructionSet(
     "plain", "plain", frozenset(), lanes=16, columns=16, rows={1: (2, 1), 2: (1,), 3: (1,)}
 )
@@ -101,7 +115,10 @@ THREADS = InstructionSet(
     "threads", "threads", frozenset(), lanes=1, columns=64, rows={1: (8,), 2: (4,), 3: (4,)}
 )
 
-BEST_FIRST = (AMX, AVX512VNNI, AVX512BW, AVXVNNI, AVX2, DOTPROD, PLAIN)
+# The same with tensor cores for many rows: products of 16 rows per warp, see gpu/gemm_mma.mlir.j2.
+TENSOR_CORES = replace(THREADS, name="mma", body="mma", rows={1: (2,), 2: (1,), 3: (1,)})
+
+BEST_FIRST = (AMX, AVX512VNNI, AVX512BW, AVXVNNI, AVX2, I8MM, DOTPROD, PLAIN)
 
 
 def best(features: Collection[str]) -> InstructionSet:

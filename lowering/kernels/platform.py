@@ -10,7 +10,8 @@ class Platform:
     """A kind of device, as far as the text of every kernel depends on it.
 
     Attributes:
-        device: ``cpu``, ``vulkan``, ``vulkan_nodot`` (without the integer dot product) or ``cuda``.
+        device: ``cpu``, ``vulkan``, ``vulkan_nodot`` (without the integer dot product), ``cuda``, or
+            ``vulkan_mma``: CUDA's kernels on Vulkan, with tensor cores replaced by the definition of their product.
         soft_f16: a CPU without an instruction that casts f16.
     """
 
@@ -41,4 +42,5 @@ CPU = Platform()
 CPU_WITHOUT_F16C = Platform(soft_f16=True)
 VULKAN = Platform("vulkan")
 VULKAN_WITHOUT_DOT = Platform("vulkan_nodot")
+VULKAN_MMA = Platform("vulkan_mma")
 CUDA = Platform("cuda")

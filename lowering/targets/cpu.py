@@ -39,6 +39,7 @@ _NAMED: Mapping[str, tuple[str, str, tuple[str, ...], frozenset[str]]] = {
     "amx": ("x86_64", "x86-64-v4", ("avx512vnni", *_AMX), frozenset(_V4 | {"avx512vnni", *_AMX})),
     "aarch64": ("aarch64", "generic", (), frozenset(_ARM)),
     "aarch64-dotprod": ("aarch64", "generic", ("dotprod",), frozenset(_ARM | {"dotprod"})),
+    "aarch64-i8mm": ("aarch64", "generic", ("dotprod", "i8mm"), frozenset(_ARM | {"dotprod", "i8mm"})),
 }
 
 

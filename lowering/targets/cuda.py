@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from halfbyte.errors import UsageError
 from halfbyte.lowering.kernels.attention import AttentionOfThreads, AttentionShape
 from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
-from halfbyte.lowering.kernels.isa import THREADS, InstructionSet
+from halfbyte.lowering.kernels.isa import TENSOR_CORES, InstructionSet
 from halfbyte.lowering.kernels.platform import CUDA, Platform
 from halfbyte.lowering.targets.target import Target
 
@@ -69,7 +69,7 @@ class CudaTarget(Target):
 
     @property
     def isa(self) -> InstructionSet:
-        return THREADS
+        return TENSOR_CORES
 
     @property
     def platform(self) -> Platform:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from foreign_cpu import AnyBundle, opened
 from numpy_twin import E4M3, Array, Weight
 from torch_bridge import layer_source
 
@@ -24,7 +25,6 @@ from halfbyte.lowering.parameters import ParameterGroup, Parameters
 from halfbyte.lowering.targets.target import Target
 from halfbyte.passes.program import LayerSource
 from halfbyte.passes.scheme import Activations, Zero
-from halfbyte.runtime import Bundle, load
 from halfbyte.runtime.manifest import (
     FILE_NAME,
     EntryPoint,
@@ -78,7 +78,7 @@ class Case:
 
 def compile_layers(
     folder: Path, cases: Iterable[Case], isa: InstructionSet, target: Target, device: str = "cpu"
-) -> Bundle:
+) -> AnyBundle:
     """Compiles every case for a target, with the kernels of an instruction set, and loads the result."""
     layers = []
     for case in cases:
@@ -97,7 +97,7 @@ def compile_program(
     made: Iterable[tuple[str, Linear | Moe, ParameterGroup, tuple[Sizes | Tensor, ...], Sizes]],
     target: Target,
     device: str = "cpu",
-) -> Bundle:
+) -> AnyBundle:
     """A bundle with one function for every (name, kernels, packed weights, inputs, output)."""
     folder.mkdir(parents=True)
     parameters, layers, entries = Parameters(), [], {}
@@ -120,10 +120,10 @@ def compile_program(
     archive = ParameterArchive("model", "model.irpa", digest, target.layout, size, (target.name,), tensors)
     manifest = Manifest(Model("graph", "f32"), (program,), (archive,), entries)
     (folder / FILE_NAME).write_text(json.dumps(manifest.to_json()))
-    return load(folder, device=device)
+    return opened(folder, target, device)
 
 
-def call_layer(bundle: Bundle, name: str, x: Array, *more: Array) -> Array:
+def call_layer(bundle: AnyBundle, name: str, x: Array, *more: Array) -> Array:
     """The layer's outputs in the dtype of x."""
     carrier = x.view(np.uint16) if x.dtype == ml_dtypes.bfloat16 else x
     [y] = bundle.call(f"layer_{name}", np.ascontiguousarray(carrier), *more)

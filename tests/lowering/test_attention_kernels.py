@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_twin import Array, Rule, attention, rotated
 from numpy_twin import TYPES
-from vulkan_device import obstacle
+from vulkan_device import no_vulkan
 
 import halfbyte
 from halfbyte.lowering.kernels.attention import (
@@ -197,8 +197,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def vulkan_bundle(out: Path) -> Bundle:
-    if obstacle():
-        pytest.skip(obstacle())
+    if no_vulkan():
+        pytest.skip(no_vulkan())
     entries = {f"{name}_some": export(case, None) for name, case in CASES.items() if not case.merged}
     entries |= {f"{name}_one": export(CASES[name], 1) for name in ONE}
     halfbyte.compile(Program(entries), out, halfbyte.CompileOptions(target="vulkan"))

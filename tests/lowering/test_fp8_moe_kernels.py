@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from foreign_cpu import AnyBundle, obstacle
 from fp8_moe_twin import Fp8Experts, fp8_moe, random_fp8_experts
 from fp8_twin import Fp8Weight
 from layer_bundles import call_layer, compile_program
 from numpy_twin import Array, same_bits
 from random_layers import random_activations
 from torch_bridge import tensor
+from vulkan_device import no_vulkan, same_values
 
 from halfbyte.lowering.kernels.fp8_moe import Fp8ExpertLinear, Fp8Moe
 from halfbyte.lowering.kernels.fp8_packing import Fp8Packing
 from halfbyte.lowering.kernels.generator import Glu
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.lowering.targets.target import Target
+from halfbyte.lowering.targets.vulkan import VulkanTarget
 from halfbyte.passes.program import ExpertsSource, LayerSource
 from halfbyte.passes.weight import Fp8Tensor
-from halfbyte.runtime import Bundle
-from halfbyte.runtime.cpu_features import architecture, host_features
 
 
 @dataclass(frozen=True)
@@ -83,19 +85,30 @@ TOKENS = (0, 1, 2, 9, 33, 130)
 CASTS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
-@pytest.fixture(scope="module", params=["host", "amx", "avx512bf16", "x86-64-v4", "x86-64-v3", "x86-64"])
-def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    target, layers = CpuTarget.named(request.param), []
-    if target.architecture != architecture():
-        pytest.skip(f"this is no {target.architecture}")
-    if lacking := target.features - host_features():
-        pytest.skip(f"this CPU lacks {', '.join(sorted(lacking))}")
+CPUS = ("host", "amx", "avx512bf16", "x86-64-v4", "x86-64-v3", "x86-64", "aarch64")
+
+
+@pytest.fixture(scope="module", params=[*CPUS, "vulkan"])
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AnyBundle:
+    folder = tmp_path_factory.mktemp("moe") / "bundle"
+    if request.param == "vulkan":
+        if no_vulkan():
+            pytest.skip(no_vulkan())
+        return _compiled(folder, VulkanTarget.named(), "vulkan")
+    target = CpuTarget.named(request.param)
+    if why := obstacle(target):
+        pytest.skip(why)
+    return _compiled(folder, target, "cpu")
+
+
+def _compiled(folder: Path, target: Target, device: str) -> AnyBundle:
+    layers = []
     for case in CASES:
         moe, hidden = case.kernels(target), case.experts.hidden
         group = target.pack_experts(case.name, moe, case.source())
         inputs = (((hidden,), case.io), ((case.slots,), "i64"), ((case.slots,), "f32"))
         layers.append((case.name, moe, group, inputs, ((hidden,), case.io)))
-    return compile_program(tmp_path_factory.mktemp("moe") / "bundle", layers, target)
+    return compile_program(folder, layers, target, device)
 
 
 def routed(case: Case, tokens: int) -> tuple[Array, Array, Array]:
@@ -120,7 +133,7 @@ def expected(number: int, tokens: int) -> tuple[Array, Array]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_is_near_the_twin(kernels: Bundle, case: Case) -> None:
+def test_is_near_the_twin(kernels: AnyBundle, case: Case) -> None:
     ulp = 0.0 if case.io == "f32" else 2 * float(ml_dtypes.finfo(CASTS[case.io]).eps)
     for tokens in TOKENS:
         x, ids, weights = routed(case, tokens)
@@ -139,11 +152,12 @@ def test_is_near_the_twin(kernels: Bundle, case: Case) -> None:
         assert tokens < 30 or flipped.mean() < 0.1  # codes of the product on the other side of a tie
 
 
-def test_a_token_of_a_batch_equals_the_token_alone(kernels: Bundle) -> None:
+def test_a_token_of_a_batch_equals_the_token_alone(kernels: AnyBundle) -> None:
+    same = same_values if kernels.manifest.programs[0].target == "vulkan" else same_bits
     for case in CASES:
         x, ids, weights = routed(case, 130)
         together = call_layer(kernels, case.name, x, ids, weights)
         for token in (0, 1, 77, 129):
             part = slice(token, token + 1)
             alone = call_layer(kernels, case.name, x[part], ids[part], weights[part])
-            assert same_bits(alone, together[part])
+            assert same(alone, together[part])

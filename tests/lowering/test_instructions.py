@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from layer_bundles import Case
 from random_layers import random_weight
+from test_attention_kernels import CASES, export
 
+import halfbyte
 from halfbyte.lowering.compiler import compile_module
 from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.passes.program import Program
 
 # CPU -> its inner product as assembly, on its widest registers, and those of the others.
 INNER = {
@@ -20,6 +23,7 @@ INNER = {
     "x86-64-v4": r"\tvpmadd(?:ubsw|wd)\t.*%zmm",
     "avxvnni": r"\{vex\}\s+vpdpbusd\t.*%ymm",
     "x86-64-v3": r"\tvpmadd(?:ubsw|wd)\t.*%ymm",
+    "aarch64-i8mm": r"\tusmmla\t.*v[0-9]+\.4s",
     "aarch64-dotprod": r"\tsdot\t.*v[0-9]+\.4s",
 }
 
@@ -76,3 +80,31 @@ def test_plain_kernels_use_none_of_them(cpu: str, tmp_path: Path) -> None:
     text = "\n".join(path.read_text() for path in tmp_path.glob("*.s"))
     assert len(text) > 1000
     assert not re.findall(r"vpdpbusd|vpmaddubsw|\tsdot\t|%[yz]mm", text)
+
+
+# How caches of a dtype become float32 on aarch64.
+WIDENED = {"f32": None, "f16": r"\tfcvtl2?\t.*\.4s", "bf16": r"\tu?shll2?\t.*\.4s"}
+
+
+def test_attention_takes_neon_on_aarch64(tmp_path: Path) -> None:
+    """Kernels of many tokens and of one, over caches of every dtype: fused, four lanes at a time, nothing called."""
+    entries = {name: export(CASES[name], None) for name in ("smol", "half", "small", "brain")}
+    program = Program(entries | {"one": export(CASES["smol"], 1)})
+    files = (f"--iree-hal-dump-executable-intermediates-to={tmp_path}",)
+    options = halfbyte.CompileOptions(cpu="aarch64", cache=False, iree_flags=files)
+    halfbyte.compile(program, tmp_path / "bundle", options)
+    [path] = tmp_path.glob("*.s")
+    functions = re.finditer(r"^(halfbyte_\w+):\n(.*?)^\.Lfunc_end", path.read_text(), re.M | re.S)
+    code = {found[1]: found[2] for found in functions}
+    kinds = [re.sub(r"halfbyte_(attention_one|attention|rotate_append|kv_append)_.*", r"\1", n) for n in code]
+    want = ["attention"] * 4 + ["attention_one", "kv_append"] + ["rotate_append"] * 3
+    assert sorted(kinds) == want
+    for name, text in code.items():
+        assert not re.search(r"\t(?:bl|blr)\t|\tf(?:mul|add|madd|sub)\t[sh][0-9]", text), name
+        fused = len(re.findall(r"\tfml[as]\t.*\.4s", text))
+        # At least a tile of four rows and as many vectors, twice: scores and values.
+        assert fused >= (32 if "_attention" in name else 8 if "_rotate" in name else 0), name
+        cache = name.rpartition("_")[2]
+        if "_attention" in name:
+            for dtype, pattern in WIDENED.items():
+                assert pattern is None or (len(re.findall(pattern, text)) >= 16) == (dtype == cache), name

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from foreign_cpu import AnyBundle, opened
 from numpy_twin import Array
 from sample_twin import sample
 from test_kernels import Variant
 
 import halfbyte
 from halfbyte.lowering.kernels.isa import AVX2, AVX512BW, DOTPROD, PLAIN
-from halfbyte.runtime import Bundle
+from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.runtime.sampling import probabilities
 
 SIZES = (1, 3, 16, 100, 1000, 4097)
@@ -32,13 +33,14 @@ class Drawn(torch.nn.Module):
 
 
 @pytest.fixture(scope="module", params=CPUS, ids=lambda cpu: cpu.cpu)
-def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AnyBundle:
     if request.param.obstacle:
         pytest.skip(request.param.obstacle)
     rows = tuple(torch.zeros(size) for size in SIZES)
     program = torch.export.export(Drawn(), (torch.zeros(4), *rows), strict=False)
     options = halfbyte.CompileOptions(cpu=request.param.cpu)
-    return halfbyte.load(halfbyte.compile(program, tmp_path_factory.mktemp("sample") / "b", options).path)
+    path = halfbyte.compile(program, tmp_path_factory.mktemp("sample") / "b", options).path
+    return opened(path, CpuTarget.named(request.param.cpu))
 
 
 def logits(size: int) -> Iterator[Array]:
@@ -83,7 +85,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_equals_the_twin(bundle: Bundle, settings: tuple[float, ...]) -> None:
+def test_equals_the_twin(bundle: AnyBundle, settings: tuple[float, ...]) -> None:
     given = np.array(settings, np.float32)
     for rows in zip(*(logits(size) for size in SIZES), strict=True):
         want = [sample(row.copy(), given) for row in rows]
@@ -93,7 +95,7 @@ def test_equals_the_twin(bundle: Bundle, settings: tuple[float, ...]) -> None:
         assert got == want
 
 
-def test_no_token_of_what_is_no_number(bundle: Bundle) -> None:
+def test_no_token_of_what_is_no_number(bundle: AnyBundle) -> None:
     for bad in (np.nan, -np.float32(np.nan), np.inf, -np.inf):
         rows = [np.full(size, -np.inf if bad == -np.inf else 1.0, np.float32) for size in SIZES]
         for row in rows:

@@ -8,7 +8,7 @@ import test_moe_kernels as experts
 from kernel_cases import CASES, activations, expected, rows_of
 from layer_bundles import call_layer, compile_layers, compile_program
 from moe_twin import moe
-from vulkan_device import far_rows, obstacle
+from vulkan_device import far_rows, no_vulkan, same_values
 
 from halfbyte.lowering.kernels.isa import THREADS
 from halfbyte.lowering.targets.vulkan import VulkanTarget
@@ -20,16 +20,11 @@ NAMES = {"portable": tuple(CASES), "portable-nodot": tuple(CASES)[::6]}
 
 @pytest.fixture(scope="module")
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    if obstacle():
-        pytest.skip(obstacle())
+    if no_vulkan():
+        pytest.skip(no_vulkan())
     target = VulkanTarget.named(request.param)
     chosen = [CASES[name] for name in NAMES[request.param]]
     return compile_layers(tmp_path_factory.mktemp("vulkan") / "dense", chosen, THREADS, target, "vulkan")
-
-
-def _equal(one: np.ndarray, other: np.ndarray) -> bool:
-    """Value by value; a driver may change the sign of a zero."""
-    return np.array_equal(one.astype(np.float32), other.astype(np.float32), equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +42,13 @@ def test_is_near_the_twin(kernels: Bundle, name: str) -> None:
         assert not far, f"{rows} rows, wrong {far}"
         for row in range(rows):  # few rows and tiles of rows add the same values in the same order
             before = alone.setdefault((row, digits), got[row])
-            assert _equal(got[row], before), f"row {row} of {rows}"
+            assert same_values(got[row], before), f"row {row} of {rows}"
 
 
 @pytest.fixture(scope="module")
 def routed(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    if obstacle():
-        pytest.skip(obstacle())
+    if no_vulkan():
+        pytest.skip(no_vulkan())
     target, layers = VulkanTarget.named(), []
     for case in experts.CASES:
         kernels = case.kernels(THREADS, target)
@@ -73,4 +68,4 @@ def test_experts_are_near_the_twin(routed: Bundle, case: experts.Case) -> None:
         if tokens == 33:
             part = slice(20, 21)
             alone = call_layer(routed, case.name, x[part], ids[part], weights[part])
-            assert _equal(alone, got[part])
+            assert same_values(alone, got[part])

@@ -1,0 +1,151 @@
+"""CUDA programs: NVIDIA's assembler takes them, they use the units they claim, and their products are right.
+
+No test here runs on a GPU. What a GPU would compute is checked in parts: the kernels that CUDA shares with Vulkan run
+there, and those with tensor cores run on Vulkan with the product replaced by its definition.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import test_attention_kernels as attention
+import test_fp8_moe_kernels as fp8_experts
+import test_moe_kernels as experts
+from kernel_cases import CASES, activations, expected
+from layer_bundles import call_layer, compile_layers, compile_program
+from moe_twin import moe
+from ptx_assembler import Entry, assembled, assembler
+from vulkan_device import far_rows, no_vulkan, same_values
+
+import halfbyte
+from halfbyte.errors import UsageError
+from halfbyte.lowering.compiler import compile_module
+from halfbyte.lowering.kernels.isa import TENSOR_CORES, InstructionSet
+from halfbyte.lowering.kernels.platform import VULKAN_MMA, Platform
+from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
+from halfbyte.lowering.targets.cuda import CudaTarget
+from halfbyte.lowering.targets.vulkan import VulkanTarget
+from halfbyte.passes.program import Program
+from halfbyte.runtime import Bundle
+
+# Kernels of all cases for the oldest, a part for the others.
+STEPS = {"sm_80": 1, "sm_86": 7, "sm_89": 7, "sm_90": 7, "sm_120": 7}
+
+
+@pytest.fixture(scope="module", params=STEPS)
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entry]:
+    if assembler() is None:
+        pytest.skip("no ptxas: pip install nvidia-cuda-nvcc")
+    target, step = CudaTarget.named(request.param), STEPS[request.param]
+    isa = target.isa
+    layers = [ArchivedLayer(name, case.linear(isa, target)) for name, case in list(CASES.items())[::step]]
+    layers += [ArchivedLayer(case.name, case.kernels(isa, target)) for case in experts.CASES[::step]]
+    layers += [ArchivedLayer(f"fp8_{c.name}", c.kernels(target)) for c in fp8_experts.CASES[::step]]
+    folder = tmp_path_factory.mktemp("cuda")
+    flags = [*target.flags, f"--iree-hal-dump-executable-files-to={folder / 'ptx'}"]
+    compile_module(layer_program(layers), flags, cache=False)
+    return assembled(folder / "ptx", request.param, folder)
+
+
+def test_integer_products_are_those_of_the_hardware(kernels: dict[str, Entry]) -> None:
+    gemms = {name: entry for name, entry in kernels.items() if "_gemm_" in name and "_fp8_" not in name}
+    assert len(gemms) > 8
+    for name, entry in gemms.items():
+        assert entry.count("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"), name
+        assert entry.count("dp4a.s32.s32"), name
+        assert entry.spilled == 0, f"{name} spills {entry.spilled} bytes of {entry.registers} registers"
+
+
+def test_codes_are_rounded_as_the_reference_does(kernels: dict[str, Entry]) -> None:
+    """Divisions are exact ones, whatever flags a compiler may have for faster ones."""
+    quantizers = {name: entry for name, entry in kernels.items() if "_quantize_" in name}
+    assert quantizers
+    for name, entry in kernels.items():
+        assert entry.count("div.full") == entry.count("div.approx") == 0, name
+    for name, entry in quantizers.items():
+        if "planes" not in name:
+            assert entry.count("div.rn.f32") >= 2, name
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_decoders_are_assembled(architecture: str, tmp_path: Path) -> None:
+    """Attention, caches, and IREE's own code around them."""
+    if assembler() is None:
+        pytest.skip("no ptxas: pip install nvidia-cuda-nvcc")
+    names = ("smol", "odd", "sinks", "capped", "half", "uneven")
+    entries = {f"{name}_some": attention.export(attention.CASES[name], None) for name in names}
+    dump = f"--iree-hal-dump-executable-files-to={tmp_path / 'ptx'}"
+    options = halfbyte.CompileOptions(target="cuda", cuda_arch=architecture, iree_flags=(dump,), cache=False)
+    compiled = halfbyte.compile(Program(entries), tmp_path / "out", options)
+    [program] = compiled.manifest.programs
+    assert (program.target, program.device, program.drivers) == ("cuda", architecture, ("cuda",))
+    found = assembled(tmp_path / "ptx", architecture, tmp_path)
+    ours = [entry for name, entry in found.items() if name.startswith("halfbyte_")]
+    assert len(ours) >= 2 * len(names) - 1 and len(found) > len(ours)
+    assert all(entry.spilled == 0 for entry in ours)
+
+
+def test_unknown_architectures_are_refused_with_the_known_ones() -> None:
+    for name in ("sm_100", "hopper", "sm_75", ""):
+        with pytest.raises(
+            UsageError, match=r"unknown CUDA architecture(.|\n)*accepted: sm_80, sm_86, sm_89, sm_90"
+        ):
+            CudaTarget.named(name)
+
+
+class _TensorCoresByDefinition(VulkanTarget):
+    @property
+    def platform(self) -> Platform:
+        return VULKAN_MMA
+
+    @property
+    def isa(self) -> InstructionSet:
+        return TENSOR_CORES
+
+    @property
+    def flags(self) -> list[str]:
+        return [flag.replace("memory_bytes = 16384", "memory_bytes = 32768") for flag in super().flags]
+
+
+_DENSE = tuple(CASES)[::5]
+_EXPERTS = experts.CASES[::4]
+
+
+@pytest.fixture(scope="module")
+def by_definition(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    if no_vulkan():
+        pytest.skip(no_vulkan())
+    chosen = [CASES[name] for name in _DENSE]
+    folder = tmp_path_factory.mktemp("cuda") / "dense"
+    return compile_layers(folder, chosen, TENSOR_CORES, _TensorCoresByDefinition(), "vulkan")
+
+
+@pytest.mark.parametrize("name", _DENSE)
+def test_tiles_for_tensor_cores_are_right(by_definition: Bundle, name: str) -> None:
+    case, x = CASES[name], activations(name)
+    few = call_layer(by_definition, name, x[:4])
+    for rows in (5, 9) if len(x) < 20 else (5, 17, 65, 130):
+        got = call_layer(by_definition, name, x[:rows])
+        digits = case.few if rows < case.min_tokens else case.digits
+        far = far_rows(got, expected(name, digits)[:rows])
+        assert not far, f"{rows} rows, wrong {far}"
+        assert case.min_tokens or same_values(got[:4], few)
+
+
+def test_experts_on_tensor_cores_are_right(tmp_path: Path) -> None:
+    if no_vulkan():
+        pytest.skip(no_vulkan())
+    target, layers = _TensorCoresByDefinition(), []
+    for case in _EXPERTS:
+        kernels = case.kernels(TENSOR_CORES, target)
+        group = target.pack_experts(case.name, kernels, case.source())
+        inputs = (((case.hidden,), case.io), ((case.slots,), "i64"), ((case.slots,), "f32"))
+        layers.append((case.name, kernels, group, inputs, ((case.hidden,), case.io)))
+    bundle = compile_program(tmp_path / "experts", layers, target, "vulkan")
+    for case in _EXPERTS:
+        for tokens in (1, 9, 130):
+            x, ids, weights = experts.routed(case, tokens)
+            got = call_layer(bundle, case.name, x, ids, weights)
+            far = far_rows(got, moe(x, ids, weights, case.experts, case.digits))
+            assert not far, f"{case.name}, {tokens} tokens, wrong {far}"
