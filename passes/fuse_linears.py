@@ -74,7 +74,8 @@ class _Around:
     """What a linear can be fused with.
 
     Attributes:
-        x: what it reads then.
+        x: what it reads then, or what its row is picked of.
+        picked: the ``select`` between a norm and the linear (the last token's row), or None.
         norm: its weight, eps, and whether one is added to the weight.
         glu: the product of the halves of its outputs.
         residual: what is added to them.
@@ -85,6 +86,7 @@ class _Around:
 
     x: Node
     last: Node
+    picked: Node | None = None
     norm: tuple[Node | None, float, bool] = (None, 0.0, False)
     glu: str = ""
     residual: Node | None = None
@@ -99,6 +101,7 @@ class _Around:
             return found
         if chosen.norm and (normed := _norm(x)) is not None:
             found.x, found.norm = normed[0], normed[1:]
+            found.picked = x if _picks(x) else None
             found.parts.append("RMSNorm before")
         product, outputs = _glu(node) if chosen.glu else None, node.meta["val"].shape[-1]
         if product is not None and outputs % 128:
@@ -115,7 +118,11 @@ class _Around:
 
 def _fuse(entry: ExportedProgram, node: Node, found: _Around) -> None:
     with entry.graph.inserting_before(found.last):
-        arguments = (found.x, *node.args[1:], *found.norm, found.glu, found.residual)
+        x = found.x
+        if found.picked is not None:
+            x = entry.graph.call_function(_aten.select.int, (x, *found.picked.args[1:]))
+            x.meta = dict(found.picked.meta)
+        arguments = (x, *node.args[1:], *found.norm, found.glu, found.residual)
         fused = entry.graph.call_function(_FUSED, arguments)
     fused.meta = dict(node.meta, val=found.last.meta["val"])
     replace(entry, found.last, fused)
@@ -175,7 +182,8 @@ def _norm(x: Any) -> tuple[Node, Node, float, bool] | None:
     """What is normed, the weight, eps, whether one is added to the weight; None if x is no norm, or others use it."""
     if any(user.target is not _LINEAR or user.args[0] is not x for user in x.users):
         return None
-    normed = _itself(x)
+    rows = x.args[0] if _picks(x) else x
+    normed = _itself(rows)
     if normed is not x and len(normed.users) > 1:
         return None
     if _calls(normed, _aten.rms_norm.default):
@@ -189,6 +197,11 @@ def _norm(x: Any) -> tuple[Node, Node, float, bool] | None:
             if eps is not None and _is_weight(weight, h):
                 return h, weight, eps, plus_one
     return None
+
+
+def _picks(x: Any) -> bool:
+    """Whether it is one row, or some, of something whose rows are normed one by one."""
+    return _calls(x, _aten.select.int) and x.args[1] not in (-1, x.args[0].meta["val"].dim() - 1)
 
 
 def _weight(given: Any) -> tuple[Any, bool]:

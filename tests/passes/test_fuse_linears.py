@@ -158,6 +158,19 @@ def test_a_norm_that_others_read_stays() -> None:
     assert len(linears(program)) == 1
 
 
+def test_the_norm_of_the_row_that_a_head_reads_is_that_of_all_rows() -> None:
+    class Head(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.gate(self.normed(x[None])[:, -1])
+
+    module = Head(swiglu)
+    program = fused(module, X)
+    assert program.report.fused == {"gate": "RMSNorm before"}
+    assert "aten.rsqrt.default" not in targets(program)
+    weight, around = random_weight(1, 128, 64, 32, "minimum"), Around(array(module.norm), EPS)
+    assert same_bits(run(program, X), fused_linear(X[-1:], weight, 1, around, None))
+
+
 def test_sixteen_bits_stay_apart() -> None:
     program = fused(Phi().to(torch.float16), X.astype(np.float16))
     assert program.report.fused == {}
