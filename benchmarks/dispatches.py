@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from halfbyte.runtime.manifest import Manifest
+
 _TOOLS = Path(sys.executable).parent
 
 
@@ -78,12 +80,21 @@ def main() -> None:
     parser.add_argument("--function", default="decode", choices=("forward", "prefill", "decode"))
     parser.add_argument("--position", type=int, default=100, help="tokens that the caches hold")
     parser.add_argument("--tokens", type=int, default=1, help="fed by the call; 1 for decode")
+    parser.add_argument(
+        "--sampling",
+        default="0,0,1,0",
+        help="temperature, top_k, top_p and a random number, for programs that draw tokens",
+    )
     parser.add_argument("--calls", type=int, default=20)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     inputs = [f"{options.tokens}xi64=5"]
     if options.function != "forward":
         inputs.append(f"1xi64={options.position}")
+        if any(
+            tensor.name == "sampling" for tensor in Manifest.load(options.out).entry_points["decode"].inputs
+        ):
+            inputs.append(f"4xf32={options.sampling}")
     rows = profile(options.out, options.function, inputs, options.calls)
     print("| dispatch | per call | us each | shortest | us in all | share |")
     print("|---|---|---|---|---|---|")
