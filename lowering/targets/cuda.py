@@ -50,6 +50,7 @@ class CudaTarget(Target):
 
     name: ClassVar[str] = "cuda"
     drivers: ClassVar[tuple[str, ...]] = ("cuda",)
+    device_id: ClassVar[str] = "cuda"
 
     @classmethod
     def named(cls, architecture: str = "sm_80") -> CudaTarget:

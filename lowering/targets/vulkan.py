@@ -54,6 +54,7 @@ class VulkanTarget(Target):
 
     name: ClassVar[str] = "vulkan"
     drivers: ClassVar[tuple[str, ...]] = ("vulkan",)
+    device_id: ClassVar[str] = "vulkan"
 
     @classmethod
     def named(cls, device: str = "portable") -> VulkanTarget:

@@ -62,6 +62,28 @@ def test_iree_run_module_runs_the_program_of_a_device(folder: Path, tmp_path: Pa
     assert "--device=cuda\n" in (folder / "forward.cuda.flags").read_text()
 
 
+def test_one_file_for_all_of_them(folder: Path, compiled: Compile, tmp_path: Path) -> None:
+    """The same code as in files of their own, to the bit."""
+    fat = compiled("llama-gguf-q4_1", target="cpu,vulkan,cuda", fat=True)
+    manifest = halfbyte.load(fat).manifest
+    assert [(p.target, p.file) for p in manifest.programs] == [
+        (target, "model.vmfb") for target in ("cpu", "vulkan", "cuda")
+    ]
+    assert [path.name for path in fat.glob("*.vmfb")] == ["model.vmfb"]
+    for device in ("local-task", "local-sync", "vulkan"):
+        one, other = halfbyte.load(fat, device=device), halfbyte.load(folder, device=device)
+        np.testing.assert_array_equal(all_logits(one, TOKENS), all_logits(other, TOKENS))
+        texts = [list(halfbyte.runtime.generate(bundle, TOKENS[:3], max_tokens=9)) for bundle in (one, other)]
+        assert texts[0] == texts[1]
+    tool = Path(sysconfig.get_path("scripts")) / "iree-run-module"
+    values = f"--input={len(TOKENS)}xi64={','.join(map(str, TOKENS))}"
+    for flags, device in (("forward.flags", "cpu"), ("forward.vulkan.flags", "vulkan")):
+        command = [tool, values, f"--flagfile={flags}", f"--output=@{tmp_path / 'y.npy'}"]
+        subprocess.run(command, cwd=fat, capture_output=True, check=True)
+        [want] = halfbyte.load(folder, device=device).call("forward", np.array(TOKENS))
+        np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), want)
+
+
 # ---------------------------------------------------------------- refusals
 
 

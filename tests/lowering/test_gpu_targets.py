@@ -126,3 +126,10 @@ def test_targets_stand_in_the_order_of_the_options() -> None:
 def test_unknown_targets_are_refused_with_the_known(target: str) -> None:
     with pytest.raises(UsageError, match=r"--target: unknown target(.|\n)*accepted: cpu, cuda, vulkan"):
         chosen_targets(CompileOptions(target=target))
+
+
+def test_one_file_holds_one_of_each_kind() -> None:
+    options = CompileOptions(target="cpu,vulkan,cuda", fat=True)
+    assert len(chosen_targets(options)) == 3
+    with pytest.raises(UsageError, match=r"--fat: one file(.|\n)*cpu host, cuda sm_80, cuda sm_90"):
+        chosen_targets(CompileOptions(target="cpu,cuda", cuda_arch="sm_80,sm_90", fat=True))
