@@ -42,7 +42,7 @@ demo: $(VENV)/.installed ## Compile a real model for this CPU, generate text, me
 	@$(BIN)/python demo/fetch_model.py
 	@$(BIN)/python demo/run.py --cpu $(CPU)
 
-test: lint ## Linters, types and all tests.
+test: lint $(VENV)/.gpu ## Linters, types and all tests.
 	$(if $(MODEL),HALFBYTE_GGUF=$(MODEL)) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-aarch64: $(VENV)/.installed $(AARCH64)/.fetched ## The aarch64 kernels, by qemu-user (Debian: qemu-user-static, libstdc++6-arm64-cross).
@@ -50,6 +50,20 @@ test-aarch64: $(VENV)/.installed $(AARCH64)/.fetched ## The aarch64 kernels, by 
 		echo "set QEMU and AARCH64_LIBRARIES, or on Debian: apt-get install qemu-user-static libstdc++6-arm64-cross" >&2; exit 1; }
 	HALFBYTE_AARCH64="$(QEMU) -cpu max -L $(AARCH64_LIBRARIES) $(abspath $(AARCH64))/iree/_runtime_libs/iree-run-module" \
 		$(BIN)/python -m pytest -n $(JOBS) tests/lowering -k aarch64
+
+# What GPU programs are tested with: a Vulkan driver that needs no GPU, and NVIDIA's assembler. Tests skip without them.
+$(VENV)/.gpu: $(VENV)/.installed
+	@if ! ls /usr/share/vulkan/icd.d/*.json /etc/vulkan/icd.d/*.json >/dev/null 2>&1; then \
+		if [ "`id -u`" = 0 ] && command -v apt-get >/dev/null; then \
+			echo "installing Mesa's software Vulkan driver (for tests alone)"; \
+			{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+				mesa-vulkan-drivers libvulkan1 >/dev/null; } || echo "no Vulkan driver: those tests are skipped" >&2; \
+		else \
+			echo "no Vulkan driver: tests of Vulkan are skipped (Debian: apt-get install mesa-vulkan-drivers libvulkan1)" >&2; \
+		fi; \
+	fi
+	@$(PIP) --no-deps nvidia-cuda-nvcc || echo "no ptxas: tests that assemble CUDA programs are skipped" >&2
+	@touch $@
 
 lint: $(VENV)/.installed ## Linters and types alone.
 	$(BIN)/ruff check .

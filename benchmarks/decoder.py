@@ -8,7 +8,8 @@ rounds are printed. ppN is a prompt of N tokens at once, tgN are N tokens one by
 timed by its CPU time, more by the clock. Engines (decoder_engines.py says what each needs):
 
     halfbyte        W4A16, the head kept: the tokens of the float model
-    halfbyte_int8   int8 activations, the head rounded to int8
+    halfbyte_int8   int8 activations, the head rounded to int8; caches in float32
+    halfbyte_int8_bf16   the same with caches in 16 bits, as llama.cpp and torch_bf16 have them
     llama           llama.cpp with the file as it is
     llama_q4_0      llama.cpp with the file in Q4_0, its fastest
     torch_bf16, torch_f32   transformers
@@ -99,7 +100,7 @@ def main() -> None:
         rows += measure(options.model, threads, tests, engines, options.rounds)
     for row in rows:
         print(
-            f"{row['peer']:14} {row['test']:12} {row['threads']} threads  "
+            f"{row['peer']:18} {row['test']:12} {row['threads']} threads  "
             f"{row['tok_s']:9.1f} tokens/s  best {row['best']:.1f}"
         )
     if options.json:

@@ -95,6 +95,10 @@ class Checkpoint(abc.ABC):
     def permutation(self, layer: str) -> torch.Tensor | None:
         """int64 [K], the activation order of a layer whose scheme says ``act_order``, else None."""
 
+    def tokenizer_source(self) -> bytes | None:
+        """A digest of all that `save_tokenizer` converts; None where it only copies."""
+        return None
+
     @abc.abstractmethod
     def save_tokenizer(self, folder: Path) -> list[str]:
         """Writes tokenizer.json and tokenizer_config.json into `folder`; the names written, [] if none."""

@@ -18,7 +18,7 @@ from halfbyte.checkpoints.gguf_config import differences, gguf_config
 from halfbyte.checkpoints.gguf_header import GgufTensor, read_gguf_header
 from halfbyte.checkpoints.gguf_names import model_name, rotary_rows
 from halfbyte.checkpoints.json_file import read_json_object
-from halfbyte.checkpoints.tokenizer import save_gguf_tokenizer
+from halfbyte.checkpoints.tokenizer import gguf_tokenizer_source, save_gguf_tokenizer
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.report import Refusal
 from halfbyte.passes.weight import QuantTensor
@@ -72,6 +72,10 @@ class GgufCheckpoint(Checkpoint):
 
     def permutation(self, layer: str) -> torch.Tensor | None:
         return None
+
+    def tokenizer_source(self) -> bytes | None:
+        header = min(tensor.start for tensor in self.tensors.values())
+        return gguf_tokenizer_source(self.file, header, self.chat_template, self.config["vocab_size"])
 
     def save_tokenizer(self, folder: Path) -> list[str]:
         vocabulary = self.config["vocab_size"]

@@ -115,5 +115,8 @@ class _RoundedHead(Checkpoint):
     def permutation(self, layer: str) -> torch.Tensor | None:
         return None if layer == self._name else self._inner.permutation(layer)
 
+    def tokenizer_source(self) -> bytes | None:
+        return self._inner.tokenizer_source()
+
     def save_tokenizer(self, folder: Path) -> list[str]:
         return self._inner.save_tokenizer(folder)

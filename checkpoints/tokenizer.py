@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tempfile
@@ -66,6 +67,29 @@ def save_gguf_tokenizer(
             "otherwise than the original: put the original tokenizer.json beside the file to use that"
         )
     return names
+
+
+def gguf_tokenizer_source(
+    file: Path, header: int, chat_template: str | None, vocabulary: int
+) -> bytes | None:
+    """A digest of what `save_gguf_tokenizer` converts: the file's header and the small files beside it.
+
+    Args:
+        file, chat_template, vocabulary: as for `save_gguf_tokenizer`.
+        header: bytes of the header.
+
+    Returns:
+        None where there is a tokenizer.json, which is copied.
+    """
+    if (file.parent / _TOKENIZER).exists():
+        return None
+    digest = hashlib.sha256(f"{chat_template}\0{vocabulary}\0".encode())
+    with file.open("rb") as opened:
+        digest.update(opened.read(header))
+    for beside in sorted((*file.parent.glob("*.json"), *file.parent.glob("*.jinja"))):
+        digest.update(f"\0{beside.name}\0".encode())
+        digest.update(beside.read_bytes())
+    return digest.digest()
 
 
 def _convert(

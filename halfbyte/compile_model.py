@@ -83,6 +83,8 @@ def compile_model(
         CompilerError: iree-compile failed.
         UsageError: options that make no sense, or an output that is not a bundle.
     """
+    from halfbyte.errors import UsageError
+    from halfbyte.fusions import chosen_fusions
     from halfbyte.lowering.bundle import check_replaceable
     from halfbyte.lowering.importer import import_entries
     from halfbyte.lowering.splice import splice
@@ -90,9 +92,13 @@ def compile_model(
 
     options, watch, out = options or CompileOptions(), _Watch(progress or Progress()), Path(out)
     check_replaceable(out)
-    targets = chosen_targets(options)
+    targets, fusions = chosen_targets(options), chosen_fusions(options.fuse)
     if isinstance(model, str | Path):
-        program, facts = _from_checkpoint(Path(model), options, watch)
+        if any(target.platform.is_gpu for target in targets):
+            fusions = frozenset()
+            if options.sample == "program":
+                raise UsageError("programs of GPUs draw no tokens", where="--sample", accepted="host")
+        program, facts = _from_checkpoint(Path(model), options, fusions, watch)
     else:
         program, facts = _from_graph(model, options, watch)
     with watch("import"):
@@ -143,11 +149,15 @@ class _Watch:
 # ---------------------------------------------------------------- a checkpoint
 
 
-def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tuple[Program, _Facts]:
+def _from_checkpoint(
+    path: Path, options: CompileOptions, fusions: frozenset[str], watch: _Watch
+) -> tuple[Program, _Facts]:
     from halfbyte.checkpoints import build_model, open_checkpoint
     from halfbyte.checkpoints.quantized_head import with_head
+    from halfbyte.fusions import passes_of
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
     from halfbyte.passes.find_attention import DONE
+    from halfbyte.passes.fuse_linears import FusedAsBefore
     from halfbyte.passes.merge_linears import MergeAsBefore, MergeLinears
     from halfbyte.passes.pipeline import run_passes
     from halfbyte.passes.program import Program
@@ -178,13 +188,18 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
     with watch("export"):
         program = Program({}, empty=True, report=report)
         _sources(program, model, checkpoint)
-        kept = _kept(model, context, checkpoint, options)
+        kept = _kept(model, context, checkpoint, options, fusions)
         known = None if kept is None else kept.read()
         if known is None:
-            program.entries = export_decoder(model, context, options.kv_cache)
-            run_passes(program, [MergeLinears()])
+            samples = options.sample == "program"
+            program.entries = export_decoder(model, context, options.kv_cache, samples)
+            run_passes(program, [MergeLinears(), *passes_of(fusions)])
         else:
-            run_passes(program, [MergeAsBefore(known[1])])
+            run_passes(program, [MergeAsBefore(known[1]), FusedAsBefore(known[2])])
+        if not fusions and options.fuse != "none":
+            report.fused["every layer"] = (
+                "nothing: kernels of GPUs have no fused form, and targets share graphs"
+            )
         for number in range(model.config.num_hidden_layers):
             report.attention[f"model.layers.{number}.self_attn"] = f"{DONE}, caches in {options.kv_cache}"
     caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model.config, context))
@@ -192,7 +207,9 @@ def _from_checkpoint(path: Path, options: CompileOptions, watch: _Watch) -> tupl
     return program, _Facts(facts, caches, checkpoint, kept, None if known is None else known[0])
 
 
-def _kept(model: Any, context: int, checkpoint: Checkpoint, options: CompileOptions) -> KeptImport | None:
+def _kept(
+    model: Any, context: int, checkpoint: Checkpoint, options: CompileOptions, fusions: frozenset[str]
+) -> KeptImport | None:
     """Where the model's import is kept, if it may come from the cache: there are no graphs to dump then."""
     from halfbyte.lowering.kept_imports import KeptImport
 
@@ -200,7 +217,7 @@ def _kept(model: Any, context: int, checkpoint: Checkpoint, options: CompileOpti
         return None
     chosen = {key: value for key, value in vars(options).items() if key not in _AFTER_THE_IMPORT}
     layers = {f"layer {name}": info for name, info in checkpoint.layers.items()}
-    return KeptImport.of(model, {**chosen, **layers, "context": context})
+    return KeptImport.of(model, {**chosen, **layers, "context": context, "fuse": sorted(fusions)})
 
 
 def _row(layer: LayerInfo, choice: LayerActivations, options: CompileOptions) -> Any:
@@ -392,6 +409,7 @@ def _write(
     options: CompileOptions,
     watch: _Watch,
 ) -> Compiled:
+    from halfbyte.kept_tokenizer import save_tokenizer
     from halfbyte.lowering.archive import write_archive
     from halfbyte.lowering.bundle import bundle_folder, run_line, write_flag_files, write_json
     from halfbyte.lowering.entry_points import entry_points
@@ -414,7 +432,8 @@ def _write(
         tensors = {t.key: contract.ParameterTensor(t.bytes) for t in parameters.tensors}
         served = tuple(dict.fromkeys(target.name for target in targets))
         archive = contract.ParameterArchive(SCOPE, archive_file, digest, layout, size, served, tensors)
-        tokenizer = facts.checkpoint.save_tokenizer(folder) if facts.checkpoint is not None else []
+        checkpoint = facts.checkpoint
+        tokenizer = [] if checkpoint is None else save_tokenizer(checkpoint, folder, options.cache)
         layers = [
             contract.Layer(row.name, row.shape, row.scheme, row.activations, row.kernel)
             for row in program.report.layers

@@ -62,54 +62,74 @@ def _attention(target: Target, op: Any) -> Called:
 
 def _kv_append(target: Target, op: Any) -> Called:
     k, v, keys, values, _ = op.operands
-    width = Shaped.of(k).shape[1]
-    return _append(target, k, v, keys, values, (width, None, {}), tuple(op.operands))
+    new, value = Shaped.of(k), Shaped.of(v)
+    kernel = KvAppend(*_widths(new, value), new.dtype, Shaped.of(keys).dtype, None, target.platform)
+    types = {"k": new.type, "v": value.type}
+    return _append(kernel, None, new.shape[0], (keys, values), types, tuple(op.operands))
 
 
 def _rotate_append(target: Target, op: Any) -> Called:
     q, k, v, cos, sin, interleaved, keys, values, position = op.operands
-    queries, table = Shaped.of(q), Shaped.of(cos)
-    pairs = table.shape[1]
-    assert pairs is not None
-    types = {"q": queries.type, "table": table.type, "q_out": Shaped(queries.shape, "f32").type}
-    turned = (queries.shape[1], Rotation(pairs, bool(constant(interleaved))), types)
-    return _append(target, k, v, keys, values, turned, (q, k, v, cos, sin, keys, values, position))
+    queries, new, value = (Shaped.of(given) for given in (q, k, v))
+    turned = Rotation(_pairs(cos), bool(constant(interleaved)))
+    kernel = KvAppend(*_widths(new, value), new.dtype, Shaped.of(keys).dtype, turned, target.platform)
+    types = {"q": queries.type, "k": new.type, "v": value.type, "table": Shaped.of(cos).type}
+    operands = (q, k, v, cos, sin, keys, values, position)
+    return _append(kernel, queries.shape[1], new.shape[0], (keys, values), types, operands)
+
+
+def _rotate_append_merged(target: Target, op: Any) -> Called:
+    qkv, heads, cos, sin, interleaved, keys, values, position = op.operands
+    rows, cache = Shaped.of(qkv), Shaped.of(keys)
+    width = cache.shape[2]
+    assert width is not None
+    turned = Rotation(_pairs(cos), bool(constant(interleaved)))
+    kernel = KvAppend(width, width, rows.dtype, cache.dtype, turned, target.platform, merged=True)
+    types = {"qkv": rows.type, "table": Shaped.of(cos).type}
+    operands = (qkv, cos, sin, keys, values, position)
+    return _append(kernel, constant(heads), rows.shape[1], (keys, values), types, operands)
 
 
 def _append(
-    target: Target,
-    k: Any,
-    v: Any,
-    keys: Any,
-    values: Any,
-    turned: tuple[int | None, Rotation | None, dict[str, str]],
+    kernel: KvAppend,
+    heads: int | None,
+    tokens: int | None,
+    caches: tuple[Any, Any],
+    types: dict[str, str],
     operands: tuple[Any, ...],
 ) -> Called:
-    """``turned``: query heads, how they are turned, and the types that takes."""
-    new, value, cache = Shaped.of(k), Shaped.of(v), Shaped.of(keys)
-    heads, rotation, types = turned
-    (tokens, key_heads, width), value_width, blocks = new.shape, value.shape[2], cache.shape[1]
-    assert width is not None and value_width is not None
-    kernel = KvAppend(width, value_width, new.dtype, cache.dtype, rotation, target.platform)
-    symbol = f"{kernel.symbol}_h{heads}x{key_heads}_{_count(tokens)}_{_count(blocks)}"
-    caches = (cache.type, Shaped.of(values).type)
+    """``heads``: of the queries, where they are turned; ``types``: of what is given beside caches and position."""
+    keys, values = (Shaped.of(cache) for cache in caches)
+    key_heads, blocks = keys.shape[:2]
+    symbol = f"{kernel.symbol}_h{heads or 0}x{key_heads}_{_count(tokens)}_{_count(blocks)}"
+    turned = (Shaped((tokens, heads, kernel.key_width), "f32").type,) if heads else ()
     text = render(
         "kv_append_tokens.mlir.j2",
         name=symbol,
         kernel=kernel.symbol,
-        rotated=rotation is not None,
-        k=new.type,
-        v=value.type,
-        keys=caches[0],
-        values=caches[1],
-        Hq=heads,
+        rotated=kernel.rotation is not None,
+        merged=kernel.merged,
+        keys=keys.type,
+        values=values.type,
+        q_out="".join(turned),
+        Hq=heads or 0,
         Hkv=key_heads,
         T=tokens,
         B=blocks,
         **types,
     )
-    rotated = (types["q_out"],) if rotation else ()
-    return Called(symbol, text, operands, (*rotated, *caches), (kernel,))
+    return Called(symbol, text, operands, (*turned, keys.type, values.type), (kernel,))
+
+
+def _widths(k: Shaped, v: Shaped) -> tuple[int, int]:
+    assert k.shape[2] is not None and v.shape[2] is not None
+    return k.shape[2], v.shape[2]
+
+
+def _pairs(table: Any) -> int:
+    pairs = Shaped.of(table).shape[1]
+    assert pairs is not None
+    return pairs
 
 
 def _blank_caches(target: Target, op: Any) -> Called:
@@ -136,5 +156,6 @@ ATTENTION: Mapping[str, Callable[[Target, Any], Called]] = {
     "torch.halfbyte.attention": _attention,
     "torch.halfbyte.kv_append": _kv_append,
     "torch.halfbyte.rotate_append": _rotate_append,
+    "torch.halfbyte.rotate_append_merged": _rotate_append_merged,
     "torch.halfbyte.blank_caches": _blank_caches,
 }

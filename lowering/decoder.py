@@ -80,8 +80,18 @@ class Step(torch.nn.Module):
         return final_logits(self, hidden[:, -1])
 
 
+class SamplingStep(Step):
+    """The same, and of those logits a token int64 [1], by ``sampling`` float32 [4] (``halfbyte::sample``)."""
+
+    def forward(  # type: ignore[override]
+        self, tokens: torch.Tensor, position: torch.Tensor, sampling: torch.Tensor, *caches: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = super().forward(tokens, position, *caches)
+        return logits, torch.ops.halfbyte.sample(logits, sampling)
+
+
 def export_decoder(
-    model: Any, max_context: int, kind: str = "f32"
+    model: Any, max_context: int, kind: str = "f32", samples: bool = False
 ) -> dict[str, torch.export.ExportedProgram]:
     """Exports ``forward``, ``prefill`` (any number of tokens from 2) and ``decode`` (one token).
 
@@ -89,24 +99,29 @@ def export_decoder(
         model: a transformers causal language model; its weights may be empty, only shapes matter.
         max_context: positions of the caches.
         kind: dtype of the caches, ``f32``, ``f16`` or ``bf16``; `forward` rounds keys and values to it too.
+        samples: prefill and decode draw a token too, and take ``sampling`` after the position.
     """
     shapes = cache_shapes(model.config, max_context)
     caches = tuple(torch.empty(cache.shape, dtype=KINDS[kind]) for cache in shapes)
     position = torch.zeros(1, dtype=torch.int64)
+    given = (position, *[torch.zeros(4)] * samples)
     # Two is the least a symbolic length can be; one token has a program of its own, whose shapes are static.
     length = torch.export.Dim("T", min=2, max=max_context)
     some = torch.zeros(min(5, max_context), dtype=torch.int64)
     still: tuple[None, ...] = (None,) * len(caches)
     with torch.no_grad(), real_rotations():
         known_rotations(modeling(model.model))  # tried on numbers now: there are none while a graph is traced
-        step = Step(model)
+        step = SamplingStep(model) if samples else Step(model)
         programs = {
             "forward": torch.export.export(
                 Forward(model, kind), (some,), dynamic_shapes={"tokens": {0: length}}, strict=False
             ),
             "prefill": torch.export.export(
-                step, (some, position, *caches), dynamic_shapes=({0: length}, None, still), strict=False
+                step,
+                (some, *given, *caches),
+                dynamic_shapes=({0: length}, *[None] * len(given), still),
+                strict=False,
             ),
         }
-        programs["decode"] = torch.export.export(step, (some[:1], position, *caches), strict=False)
+        programs["decode"] = torch.export.export(step, (some[:1], *given, *caches), strict=False)
         return programs

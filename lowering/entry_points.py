@@ -22,7 +22,7 @@ _DTYPES = {
     torch.uint8: "ui8",
     torch.bool: "i1",
 }
-_RESULTS = ("logits",)
+_RESULTS = ("logits", "token")
 
 
 def entry_points(imported: Imported, caches: Sequence[Tensor]) -> dict[str, EntryPoint]:
@@ -43,7 +43,7 @@ def entry_points(imported: Imported, caches: Sequence[Tensor]) -> dict[str, Entr
         kept = list(caches) if len(inputs) > len(caches) > 0 else []
         own = inputs[: len(inputs) - len(kept)]
         results = imported.results[name]
-        # A decoder's only result is called logits; a graph's results are numbered.
+        # A decoder's results have names; a graph's are numbered.
         labels = _RESULTS if caches else ()
         outputs = [
             _tensor(labels[i] if i < len(labels) else f"output{i}", value, sizes, name)

@@ -44,8 +44,8 @@ class KeptImport:
             digest.update(b"\0")
         return cls(cache_folder() / f"{digest.hexdigest()}.import.json")
 
-    def read(self) -> tuple[Imported, dict[str, Merge]] | None:
-        """The import and the linears merged on the way; None if there is none, or not a whole one."""
+    def read(self) -> tuple[Imported, dict[str, Merge], dict[str, str]] | None:
+        """The import, the linears merged on the way and what others were fused with; None without a whole one."""
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             merges = {
@@ -56,7 +56,11 @@ class KeptImport:
                 {entry: [_type(kind) for kind in kinds] for entry, kinds in kept[key].items()}
                 for key in ("values", "results")
             )
-            return Imported(kept["text"], kept["state"], arguments, results, kept["names"]), merges
+            return (
+                Imported(kept["text"], kept["state"], arguments, results, kept["names"]),
+                merges,
+                kept["fused"],
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -66,7 +70,8 @@ class KeptImport:
         names = {name for state in imported.state.values() for name in state if name is not None}
         if not all(name in sourced or name.rpartition(".")[0] in sourced for name in names):
             return
-        kept = {**asdict(imported), "merges": {name: asdict(one) for name, one in program.merges.items()}}
+        merges = {name: asdict(one) for name, one in program.merges.items()}
+        kept = {**asdict(imported), "merges": merges, "fused": program.report.fused}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_suffix(f".{os.getpid()}.partial")
         partial.write_text(json.dumps(kept, default=_dtype_name), encoding="utf-8")

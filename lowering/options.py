@@ -32,6 +32,11 @@ class CompileOptions:
             computes those with their dequantized weights.
         dtype: of activations: ``f32``, ``f16`` or ``bf16``.
         kv_cache: of the key and value caches: ``f32``, which adds no error, or ``f16`` or ``bf16``, half of its bytes.
+        fuse: what is computed together with the linears beside it: ``all``, ``none``, or some of ``norm`` (before),
+            ``glu`` and ``residual`` (after), ``rotate`` (rotations read the merged linear's rows), separated by
+            commas. Programs of GPUs fuse nothing.
+        sample: where the next token is drawn: ``host``, from the logits, or ``program``: prefill and decode then give a
+            token too. Programs of GPUs cannot.
         dump_dir: folder for every stage of the compilation.
         iree_flags: more flags for iree-compile.
         cache: use the cache of imports and compiled programs.
@@ -50,6 +55,8 @@ class CompileOptions:
     on_unsupported: Literal["error", "float"] = "error"
     dtype: Literal["f32", "f16", "bf16"] = "f32"
     kv_cache: Literal["f32", "f16", "bf16"] = "f32"
+    fuse: str = "all"
+    sample: Literal["host", "program"] = "host"
     dump_dir: Path | None = None
     iree_flags: tuple[str, ...] = field(default=())
     cache: bool = True

@@ -8,7 +8,7 @@ what its caller gives: tokens, a position, caches.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,18 +31,20 @@ from halfbyte.lowering.imported_values import (
 )
 from halfbyte.lowering.importer import Imported
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
-from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, TopK, render
+from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, Sample, TopK, render
 from halfbyte.lowering.kernels.linear import Linear
-from halfbyte.lowering.layout import Packing
+from halfbyte.lowering.linear_calls import linear_call
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.targets.target import Target
 from halfbyte.lowering.tensor_pieces import pieces
 from halfbyte.passes.program import LayerSource, Program, state_value
 from halfbyte.passes.report import LayerRow
-from halfbyte.passes.scheme import Activations, Zero, mode_name
+from halfbyte.passes.scheme import Activations, mode_name
 from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"
+# Operators without kernels for GPUs.
+_CPU_ALONE = tuple(f"torch.halfbyte.{name}" for name in ("fused_linear", "rotate_append_merged", "sample"))
 
 
 @dataclass
@@ -95,6 +97,7 @@ class _Splicer:
         state = self.imported.state[entry]
         lowerings: Mapping[str, Callable[[str, Any], None]] = {
             "torch.halfbyte.linear": self._linear,
+            "torch.halfbyte.fused_linear": self._linear,
             "torch.halfbyte.fp8_block_linear": self._fp8_block_linear,
             "torch.halfbyte.moe": functools.partial(self._experts, moe_call),
             "torch.halfbyte.fp8_block_moe": functools.partial(self._experts, fp8_block_moe_call),
@@ -102,10 +105,11 @@ class _Splicer:
             **dict.fromkeys(ATTENTION, self._attention),
             "torch.halfbyte.quantize_per_token": self._quantize_per_token,
             "torch.halfbyte.topk": self._topk,
+            "torch.halfbyte.sample": self._sample,
         }
         for op in operators(function):
             name = ir.StringAttr(op.attributes["name"]).value
-            if name not in lowerings:
+            if name not in lowerings or (name in _CPU_ALONE and self.target.platform.is_gpu):
                 raise CompilerError(
                     "this operator has no lowering",
                     where=f"entry point {entry}",
@@ -163,36 +167,18 @@ class _Splicer:
     # ------------------------------------------------------------ operators
 
     def _linear(self, entry: str, op: Any) -> None:
-        x, codes, scale, zero, minimum, bias, *settings = op.operands
-        bits, group_size, activations, digits, min_tokens = (constant(value) for value in settings)
-        shaped, result = Shaped.of(x), Shaped.of(op.results[0])
-        inputs, outputs = shaped.shape[-1], result.shape[-1]
-        assert inputs is not None and outputs is not None
-        name = self._state_name(entry, codes).removesuffix(".codes")
-        kind = Zero.MINIMUM if not is_none(minimum) else Zero.SYMMETRIC if is_none(zero) else Zero.INTEGER
-        linear = Linear(
-            self.target.isa,
-            Packing(outputs, inputs, group_size, bits),
-            shaped.dtype,
-            Shaped.of(scale).dtype,
-            kind,
-            not is_none(bias),
-            Activations(activations),
-            digits,
-            min_tokens,
-            self.target.platform,
-        )
+        found = linear_call(self.target, op)
+        linear, packing = found.linear, found.linear.packing
+        name = self._state_name(entry, found.weight[0]).removesuffix(".codes")
         source = self.program.layers.get(name)
         if source is None:  # a graph that uses the operator itself: its state is the weight
-            parts = [
-                None if is_none(part) else self._state(entry, part) for part in (codes, scale, zero, minimum)
-            ]
+            parts = [None if part is None else self._state(entry, part) for part in found.weight]
             with _own_weight(name):
-                weight = quant_tensor(name, parts, inputs, group_size, bits)
-            source = LayerSource(lambda: weight, self._optional(entry, bias), (name,))
-            mode = mode_name(weight.scheme, Activations(activations))
-            self.own[name] = LayerRow(name, weight.shape, "graph", str(weight.scheme), activations, mode)
-        self._call_linear(op, x, linear, name, source)
+                weight = quant_tensor(name, parts, packing.inputs, packing.group_size, packing.bits)
+            source = LayerSource(lambda: weight, self._optional(entry, found.bias), (name,))
+            kind, mode = linear.activations, mode_name(weight.scheme, linear.activations)
+            self.own[name] = LayerRow(name, weight.shape, "graph", str(weight.scheme), kind.value, mode)
+        self._call_linear(op, found.given, linear, name, source)
 
     def _fp8_block_linear(self, entry: str, op: Any) -> None:
         x, weight, scale, bias, *settings = op.operands
@@ -211,13 +197,13 @@ class _Splicer:
             self.own[name] = LayerRow(name, found.shape, "graph", str(found.scheme), activations, mode)
         quantized, has_bias = activations == "fp8", not is_none(bias)
         linear = self.target.fp8_linear(outputs, inputs, block_inputs, shaped.dtype, has_bias, quantized)
-        self._call_linear(op, x, linear, name, source)
+        self._call_linear(op, (x,), linear, name, source)
 
     def _call_linear(
-        self, op: Any, x: Any, linear: Linear | Fp8Linear, name: str, source: LayerSource
+        self, op: Any, given: Sequence[Any], linear: Linear | Fp8Linear, name: str, source: LayerSource
     ) -> None:
-        """A call of the linear's function with its packed weight, in place of the operator."""
-        shaped, result = Shaped.of(x), Shaped.of(op.results[0])
+        """A call of the linear's function with ``given``, x first, and its packed weight, in place of the operator."""
+        shaped, result = Shaped.of(given[0]), Shaped.of(op.results[0])
         group = self.parameters.add(name, self.target.pack(name, linear, source))
         for member in source.members:
             self.kernels[member] = linear.label
@@ -236,10 +222,11 @@ class _Splicer:
             K=shaped.shape[-1],
             N=result.shape[-1],
             io=shaped.dtype,
-            weights=linear.arguments,
+            residual=isinstance(linear, Linear) and linear.residual,
+            weights=(*linear.more, *linear.arguments),
         )
         weights = [self._global(spec) for spec in group.tensors]
-        [y] = call(wrapper, [result.type], [builtin(x), *weights])
+        [y] = call(wrapper, [result.type], [*map(builtin, given), *weights])
         replace(op, [y])
 
     def _experts(self, made: Callable[[Target, Any], ExpertsCall], entry: str, op: Any) -> None:
@@ -343,6 +330,13 @@ class _Splicer:
             "topk_rows.mlir.j2", name=name, kernel=kernel.symbol, M=rows, E=width, k=taken, io=kernel.io
         )
         replace(op, call(name, [Shaped.of(result).type for result in op.results], [builtin(x)]))
+
+    def _sample(self, entry: str, op: Any) -> None:
+        [size], kernel = Shaped.of(op.operands[0]).shape, Sample()
+        self._use([kernel])
+        name = f"{kernel.symbol}_{size}"
+        self.helpers[name] = render("sample_row.mlir.j2", name=name, kernel=kernel.symbol, V=size)
+        replace(op, call(name, ["tensor<1xi64>"], [builtin(value) for value in op.operands]))
 
     def _use(self, kernels: Any) -> None:
         kernel: Kernel

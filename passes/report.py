@@ -57,6 +57,7 @@ class Report:
         warnings: contradictions of the checkpoint, and what was assumed.
         passes: name, seconds and number of changes of each pass.
         merged: linears that became one, by the name they share in the archive.
+        fused: by the layer in the archive, what is computed together with it (`passes.fuse_linears`).
         experts: linears of the experts of a block, by the name of its experts in the archive.
         attention: what computes each attention, or why it was left alone.
     """
@@ -66,6 +67,7 @@ class Report:
     warnings: list[str] = field(default_factory=list)
     passes: list[dict[str, Any]] = field(default_factory=list)
     merged: dict[str, list[str]] = field(default_factory=dict)
+    fused: dict[str, str] = field(default_factory=dict)
     experts: dict[str, list[str]] = field(default_factory=dict)
     attention: dict[str, str] = field(default_factory=dict)
 

@@ -9,8 +9,13 @@ import numpy as np
 
 from halfbyte.errors import UsageError
 from halfbyte.runtime.bundle import Bundle
-from halfbyte.runtime.device_array import as_float32
+from halfbyte.runtime.device_array import DeviceArray, as_float32
+from halfbyte.runtime.manifest import SAMPLING
+from halfbyte.runtime.sampling import Sampler, not_numbers
 from halfbyte.runtime.tokens import check_tokens
+
+# What a program draws tokens by where nobody looks at them.
+_GREEDY = np.zeros(4, np.float32)
 
 
 class Conversation:
@@ -62,25 +67,48 @@ class Conversation:
                 was fed.
             DeviceError: the device failed; the position is that of the last chunk that succeeded.
         """
-        fed = self.check(tokens)
-        logits: np.ndarray[Any, np.dtype[np.float32]] | None = None
-        for start in range(0, len(fed), self._chunk):
-            piece = fed[start : start + self._chunk]
-            logits = self._call("prefill" if len(piece) > 1 else "decode", piece)
-        assert logits is not None
-        return logits
+        return self._logits(self._feed(self.check(tokens), _GREEDY))
 
     def step(self, token: int) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Feeds one token and returns f32 [vocabulary]: logits of the next; errors as in `prefill`."""
-        return self._call("decode", self.check([token]))
+        return self.prefill([token])
 
-    def _call(
-        self, name: str, tokens: np.ndarray[Any, np.dtype[np.int64]]
-    ) -> np.ndarray[Any, np.dtype[np.float32]]:
-        position = np.array([self.position], np.int64)
-        (logits,) = self._bundle.call(name, tokens, position, *self._caches)
-        self.position += len(tokens)
-        return as_float32(logits, self._bundle.entry_points[name].outputs[0].dtype)
+    def next_token(self, tokens: Sequence[int] | np.ndarray[Any, Any], sampler: Sampler) -> int:
+        """Feeds tokens as `prefill` does, and draws the one after the last.
+
+        A program compiled to sample draws it itself, with a random number of the sampler's, and the logits stay on
+        the device; else the sampler draws it from them.
+
+        Raises:
+            UsageError, DeviceError: as `prefill` and `Sampler.sample`.
+        """
+        if not self.samples:
+            return sampler.sample(self.prefill(tokens))
+        token = int(self._feed(self.check(tokens), sampler.settings())[1].numpy()[0])
+        if token < 0:
+            raise not_numbers("NaN, inf, or nothing but -inf")
+        return token
+
+    @property
+    def samples(self) -> bool:
+        """Whether the program draws tokens."""
+        return all(SAMPLING in self._bundle.entry_points[name].inputs for name in ("prefill", "decode"))
+
+    def _feed(
+        self, fed: np.ndarray[Any, np.dtype[np.int64]], settings: np.ndarray[Any, np.dtype[np.float32]]
+    ) -> list[DeviceArray]:
+        """The last call's outputs: logits, and the token if the program draws them."""
+        outputs: list[DeviceArray] = []
+        for start in range(0, len(fed), self._chunk):
+            piece = fed[start : start + self._chunk]
+            position, name = np.array([self.position], np.int64), "prefill" if len(piece) > 1 else "decode"
+            rest = (settings, *self._caches) if self.samples else self._caches
+            outputs = self._bundle.call_on_device(name, piece, position, *rest)
+            self.position += len(piece)
+        return outputs
+
+    def _logits(self, outputs: list[DeviceArray]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return as_float32(outputs[0].numpy(), self._bundle.entry_points["decode"].outputs[0].dtype)
 
     def check(self, tokens: Sequence[int] | np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
         """Returns tokens as i64 [T] if they can be fed now.

@@ -20,7 +20,7 @@ class Timing:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
-        prompt_seconds: time to the logits of the first new token.
+        prompt_seconds: time to the first new token.
         decode_tokens: calls of ``decode``, one per new token but the first.
         decode_seconds: time spent in them and in sampling, not in the caller's code.
     """
@@ -90,14 +90,14 @@ class Generation(Iterator[int]):
 
     def _first(self) -> int:
         start = time.perf_counter()
-        logits = self.conversation.prefill(np.asarray(self._prompt))
+        token = self.conversation.next_token(np.asarray(self._prompt), self._sampler)
         self.timing.prompt_tokens += len(self._prompt)
         self.timing.prompt_seconds += time.perf_counter() - start
-        return self._sampler.sample(logits)
+        return token
 
     def _following(self, last: int) -> int:
         start = time.perf_counter()
-        token = self._sampler.sample(self.conversation.step(last))
+        token = self.conversation.next_token([last], self._sampler)
         self.timing.decode_tokens += 1
         self.timing.decode_seconds += time.perf_counter() - start
         return token

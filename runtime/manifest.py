@@ -118,6 +118,10 @@ class Tensor:
         return f"{self.name}: {'x'.join([*map(str, self.shape), self.dtype])}"
 
 
+# By which `prefill` and `decode` of a program that draws tokens take temperature, top_k, top_p and a random number.
+SAMPLING = Tensor("sampling", (4,), "f32")
+
+
 @dataclass(frozen=True)
 class EntryPoint:
     """A function of the program; `inputs` and `outputs` are in order of the call."""

@@ -12,6 +12,7 @@ from halfbyte.runtime.element_types import ELEMENT_TYPES
 from halfbyte.runtime.json_fields import Fields, array, mapping, natural, text
 from halfbyte.runtime.manifest import (
     FORMAT,
+    SAMPLING,
     VERSION,
     EntryPoint,
     Layer,
@@ -64,13 +65,20 @@ def _check_version(fields: Fields, where: str) -> None:
 
 
 def _check_caches(manifest: Manifest, where: str) -> None:
-    """Caches have fixed shapes, and prefill and decode take them after the token and the position."""
+    """Caches have fixed shapes; prefill and decode take them last, after `SAMPLING` where they give a token too."""
     for cache in manifest.caches:
         if not all(isinstance(size, int) for size in cache.shape):
             raise CheckpointError("cache of varying shape", where=f"{where}.caches", found=str(cache))
     for name in ("prefill", "decode"):
         entry = manifest.entry_points.get(name)
-        if manifest.caches and entry is not None and entry.inputs[2:] != manifest.caches:
+        if not manifest.caches or entry is None:
+            continue
+        samples = SAMPLING in entry.inputs
+        if samples and entry.outputs[1:] != (Tensor("token", (1,), "i64"),):
+            raise CheckpointError(
+                "takes what it samples by and gives no token", where=f"{where}.entry_points.{name}.outputs"
+            )
+        if entry.inputs[2:] != (*[SAMPLING] * samples, *manifest.caches):
             raise CheckpointError(
                 "inputs after the second are not the caches", where=f"{where}.entry_points.{name}.inputs"
             )

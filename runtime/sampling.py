@@ -62,11 +62,16 @@ def check(logits: np.ndarray[Any, Any]) -> None:
     """
     top = logits.max(initial=-np.inf)  # NaN if there is one
     if not np.isfinite(top):
-        raise DeviceError(
-            "the model's logits are not numbers",
-            found=str(top),
-            advice="halfbyte verify shows the first layer that goes wrong",
-        )
+        raise not_numbers(str(top))
+
+
+def not_numbers(found: str) -> DeviceError:
+    """The error of logits that nothing can be chosen from."""
+    return DeviceError(
+        "the model's logits are not numbers",
+        found=found,
+        advice="halfbyte verify shows the first layer that goes wrong",
+    )
 
 
 class Sampler:
@@ -95,6 +100,15 @@ class Sampler:
             raise UsageError("seed out of range", found=str(seed), accepted=">= 0")
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
         self._random = np.random.Generator(np.random.PCG64(seed))
+
+    def settings(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """What a program that draws the next token itself is given, f32 [4]: temperature, top_k, top_p, random number.
+
+        Its distribution is that of `sample` but for roundings; its tokens are others for the same seed, except at
+        temperature 0.
+        """
+        random = self._random.integers(2**24) / 2**24 if self.temperature else 0.0  # below 1 as f32 too
+        return np.array([self.temperature, self.top_k, self.top_p, random], np.float32)
 
     def sample(self, logits: np.ndarray[Any, Any]) -> int:
         """Returns a token for logits, float [vocabulary].

@@ -17,11 +17,11 @@ BEGIN, END = "<!-- made by tests/support_matrix.py -->", "<!-- end of what is ma
 
 
 def support_matrix() -> str:
-    """Two Markdown tables: checkpoints that run whole, and kernels by instruction set."""
+    """Three Markdown tables: checkpoints that run whole, layers by target, and kernels by instruction set."""
     for folder in (TESTS, TESTS / "end_to_end", TESTS / "lowering"):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
-    return "\n".join([*_checkpoints(), "", *_kernels()])
+    return "\n".join([*_checkpoints(), "", *_targets(), "", *_kernels()])
 
 
 def _checkpoints() -> list[str]:
@@ -48,6 +48,18 @@ def _kind(group: dict[str, Any]) -> str:
     zero = "symmetric" if group["symmetric"] else "asymmetric"
     asked = {"int8": ", int8 activations", "fp8": ", e4m3 activations"}.get(group.get("activation", ""), "")
     return f"{group['weight']} {zero}, {size}, {scales}{order}{asked}"
+
+
+def _targets() -> list[str]:
+    from test_support_grid import ACTIVATIONS, GRID, GROUPS, LAYERS, TARGETS, ZEROS
+
+    cells = " x ".join(f"{{{', '.join(names)}}}" for names in (ZEROS, GROUPS, LAYERS))
+    rows = [f"| int4 weights, {cells} | {' | '.join(TARGETS)} |", "|---" * (len(TARGETS) + 1) + "|"]
+    for activations in ACTIVATIONS:
+        count = sum(cell.activations == activations for cell in GRID)
+        claims = (f" all {count} {claim} |" for claim in TARGETS.values())
+        rows.append(f"| {activations} activations |{''.join(claims)}")
+    return rows
 
 
 def _kernels() -> list[str]:

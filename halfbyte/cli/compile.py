@@ -108,6 +108,22 @@ def compile_command(
             help="A head in float: keep it, or round it in groups. `halfbyte verify` says what that costs.",
         ),
     ] = "keep",
+    fuse: Annotated[
+        str,
+        typer.Option(
+            "--fuse",
+            metavar="all|none|NAME[,NAME...]",
+            help="What is computed together with the linears beside it: norm, glu, residual, rotate.",
+        ),
+    ] = "all",
+    sample: Annotated[
+        str,
+        typer.Option(
+            "--sample",
+            metavar="host|program",
+            help="Where the next token is drawn. With program, logits need not leave the device.",
+        ),
+    ] = "host",
     on_unsupported: OnUnsupportedOption = "error",
     dump_dir: Annotated[
         Path | None,
@@ -141,6 +157,8 @@ def compile_command(
         on_unsupported=choice("--on-unsupported", on_unsupported, ("error", "float")),  # type: ignore[arg-type]
         dtype=choice("--dtype", dtype, ("f32", "f16", "bf16")),  # type: ignore[arg-type]
         kv_cache=choice("--kv-cache", kv_cache, ("f32", "f16", "bf16")),  # type: ignore[arg-type]
+        fuse=fuse,
+        sample=choice("--sample", sample, ("host", "program")),  # type: ignore[arg-type]
         dump_dir=dump_dir,
         iree_flags=tuple(iree_flag or ()),
         cache=cache,

@@ -22,7 +22,7 @@ def verify_command(
     max_layer_error: Annotated[
         float | None,
         typer.Option(
-            help="Largest error of a layer against its reference. Default 0: bit for bit; e4m3 weights 1e-5."
+            help="Largest error of a layer against its reference. Default 0: bit for bit; e4m3 weights 1e-5; GPUs 1e-6."
         ),
     ] = None,
     max_logits_error: Annotated[
@@ -53,7 +53,10 @@ def verify_command(
         near = [
             check for check in found.layers if check.limit and not check.equal and check.error <= check.limit
         ]
-        within = f", {len(near)} with e4m3 weights within {near[0].limit:.0e}" if near else ""
+        promised = sorted({check.limit for check in near})
+        within = (
+            f", {len(near)} more within {' or '.join(f'{limit:.0e}' for limit in promised)}" if near else ""
+        )
         typer.echo(
             f"layers: {equal} of {len(found.layers)} equal the reference bit for bit{within} "
             f"({found.tokens} tokens each)"

@@ -72,6 +72,7 @@ class Fp8Values:
             planes=self.planes,
             **self.platform.values,
             slots=self.slots,
+            norm=None,
         )
 
 
@@ -114,6 +115,7 @@ class Fp8Gemm:
             experts=self.experts,
             glu=self.glu.kind if self.glu else None,
             glu_bits=self.glu.bits if self.glu else {},
+            residual=False,
         )
         if self.platform.is_gpu:
             rows = 4

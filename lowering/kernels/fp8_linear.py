@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from halfbyte.lowering.kernels.fp8_kernels import FloatUnit, Fp8Gemm, Fp8Values
 from halfbyte.lowering.kernels.fp8_packing import Fp8Packing
@@ -30,6 +31,8 @@ class Fp8Linear:
     quantized: bool
     unit: FloatUnit
     platform: Platform = CPU
+
+    more: ClassVar[tuple[Argument, ...]] = ()  # as of `Linear`
 
     @property
     def outputs(self) -> int:

@@ -53,6 +53,21 @@ INT8, E4M3 = Codes("int8", 1), Codes("e4m3", 3)
 
 
 @dataclass(frozen=True)
+class RmsNorm:
+    """A norm of what is quantized, see ``passes/ops/rms_norm.py``."""
+
+    eps: float
+    plus_one: bool
+
+    @property
+    def eps_bits(self) -> int:
+        return _float_bits(self.eps)
+
+    def __str__(self) -> str:
+        return f"norm{self.eps_bits:08x}{'_plus1' if self.plus_one else ''}"
+
+
+@dataclass(frozen=True)
 class Quantize:
     """``quantize.mlir.j2``: the activation side.
 
@@ -61,16 +76,18 @@ class Quantize:
         codes: what x becomes.
         platform: the kind of device.
         slots: rows are those of the tokens that a list of slots names.
+        norm: of x, which is float32 then.
     """
 
     io: str
     codes: Codes
     platform: Platform = CPU
     slots: bool = False
+    norm: RmsNorm | None = None
 
     @property
     def symbol(self) -> str:
-        kind = "_slots" if self.slots else ""
+        kind = f"_{self.norm}" if self.norm else "_slots" if self.slots else ""
         return f"halfbyte_quantize{kind}_{self.codes}_{self.io}{self.platform.suffix(self.io)}"
 
     def text(self) -> str:
@@ -82,12 +99,13 @@ class Quantize:
             digits=self.codes.digits,
             **self.platform.values,
             slots=self.slots,
+            norm=self.norm,
         )
 
 
 @dataclass(frozen=True)
 class Glu:
-    """The product of gate and up, see ``passes/ops/swiglu.py``: kind ``silu``, or ``oai`` with a limit."""
+    """The product of gate and up, see ``passes/ops/swiglu.py``: ``silu``, ``gelu_tanh``, or ``oai`` with a limit."""
 
     kind: str
     limit: float = 0.0
@@ -107,11 +125,13 @@ class Glu:
             "less_high": -swiglu.LN2_HIGH,
             "less_low": -swiglu.LN2_LOW,
             "slope": swiglu.OAI_SLOPE,
+            "gelu_slope": swiglu.GELU_SLOPE,
+            "gelu_cube": swiglu.GELU_CUBE,
             "limit": self.limit,
             "less_limit": -self.limit,
             **{f"p{index}": value for index, value in enumerate(swiglu.POLYNOMIAL)},
         }
-        return {name: struct.unpack("<I", struct.pack("<f", value))[0] for name, value in values.items()}
+        return {name: _float_bits(value) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
@@ -128,7 +148,8 @@ class Gemm:
         bias: whether a bias is added.
         platform: the kind of device.
         experts: None, or which linear of experts it is: ``up`` (gate and up) or ``down``.
-        glu: of ``up``.
+        glu: of ``up``, or of a dense linear whose outputs are gate's and then up's.
+        residual: whether the results are added to something.
     """
 
     isa: InstructionSet
@@ -141,13 +162,14 @@ class Gemm:
     platform: Platform = CPU
     experts: Literal["up", "down"] | None = None
     glu: Glu | None = None
+    residual: bool = False
 
     @property
     def symbol(self) -> str:
-        rest = ("_bias" if self.bias else "") + self.platform.suffix(self.io, self.scale)
+        rest = "_bias" * self.bias + "_residual" * self.residual
+        rest += self.platform.suffix(self.io, self.scale)
         mode = f"w{self.bits}_{self.codes}"
-        if self.experts:
-            mode = f"{self.experts}{f'_{self.glu}' if self.glu else ''}_{mode}"
+        mode = "_".join([str(part) for part in (self.experts, self.glu) if part] + [mode])
         return f"halfbyte_gemm_{mode}_{self.isa.name}_{self.io}_{self.scale}_{self.zero.value}{rest}"
 
     def text(self) -> str:
@@ -165,6 +187,7 @@ class Gemm:
             experts=self.experts,
             glu=self.glu.kind if self.glu else None,
             glu_bits=self.glu.bits if self.glu else {},
+            residual=self.residual,
             **(self._of_threads if self.platform.is_gpu else self._of_vectors),
         )
 
@@ -285,6 +308,22 @@ class TopK:
             rows=1 if self.platform.is_gpu else 8,
             **self.platform.values,
         )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """``sample.mlir.j2``: the next token out of logits."""
+
+    symbol: str = "halfbyte_sample"
+
+    def text(self) -> str:
+        bits = Glu("silu").bits
+        return render("sample.mlir.j2", name=self.symbol, lanes=16, glu=None, glu_bits=bits, **CPU.values)
+
+
+def _float_bits(value: float) -> int:
+    """Of the nearest float32."""
+    return int(struct.unpack("<I", struct.pack("<f", value))[0])
 
 
 @functools.cache

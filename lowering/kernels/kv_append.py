@@ -28,6 +28,7 @@ class KvAppend:
         cache: dtype of the caches.
         rotation: of queries and keys, or None.
         platform: the kind of device.
+        merged: queries, keys and values stand side by side in a row, all of one width; with a rotation, on a CPU.
     """
 
     key_width: int
@@ -36,12 +37,13 @@ class KvAppend:
     cache: str = "f32"
     rotation: Rotation | None = None
     platform: Platform = CPU
+    merged: bool = False
 
     @property
     def symbol(self) -> str:
         kind, turned = "kv", ""
         if self.rotation is not None:
-            kind = "rotate"
+            kind = "rotate_merged" if self.merged else "rotate"
             turned = f"_r{self.rotation.pairs}{'i' if self.rotation.interleaved else ''}"
         types = f"{self.io}_{self.cache}{self.platform.suffix(self.io, self.cache)}"
         return f"halfbyte_{kind}_append_{self.key_width}x{self.value_width}{turned}_{types}"
@@ -64,6 +66,7 @@ class KvAppend:
             io=self.io,
             cache=self.cache,
             rotated=self.rotation is not None,
+            merged=self.merged,
             interleaved=self.rotation is not None and self.rotation.interleaved,
             pairs=pairs,
             turn=_divisor(pairs),

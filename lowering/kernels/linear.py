@@ -1,10 +1,20 @@
-"""``halfbyte::linear`` on the CPU: which kernels a layer takes and the function that strings them together."""
+"""``halfbyte::linear`` and ``fused_linear`` on the CPU: their kernels and the function that strings them together."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halfbyte.lowering.kernels.generator import E4M3, INT8, Codes, Gemm, Kernel, Quantize, render
+from halfbyte.lowering.kernels.generator import (
+    E4M3,
+    INT8,
+    Codes,
+    Gemm,
+    Glu,
+    Kernel,
+    Quantize,
+    RmsNorm,
+    render,
+)
 from halfbyte.lowering.kernels.isa import InstructionSet
 from halfbyte.lowering.kernels.platform import CPU, Platform
 from halfbyte.lowering.layout import Packing
@@ -39,6 +49,9 @@ class Linear:
         digits: digit planes of the float path.
         min_tokens: with quantized activations, fewer tokens than this take the float path; 0 for never.
         platform: the kind of device.
+        norm: of x.
+        glu: of the outputs, gate's and then up's.
+        residual: whether the results are added to something.
     """
 
     isa: InstructionSet
@@ -51,10 +64,13 @@ class Linear:
     digits: int
     min_tokens: int
     platform: Platform = CPU
+    norm: RmsNorm | None = None
+    glu: Glu | None = None
+    residual: bool = False
 
     @property
     def outputs(self) -> int:
-        return self.packing.outputs
+        return self.packing.outputs // (2 if self.glu else 1)
 
     @property
     def inputs(self) -> int:
@@ -70,11 +86,21 @@ class Linear:
         return (codes, planes) if self.min_tokens else (codes,)
 
     def _quantize(self, codes: Codes) -> Quantize:
-        return Quantize(self.io, codes, self.platform)
+        return Quantize(self.io, codes, self.platform, norm=self.norm)
 
     def _gemm(self, codes: Codes) -> Gemm:
-        bits = self.packing.bits
-        return Gemm(self.isa, self.io, codes, bits, self.scale, self.zero, self.bias, self.platform)
+        return Gemm(
+            self.isa,
+            self.io,
+            codes,
+            self.packing.bits,
+            self.scale,
+            self.zero,
+            self.bias,
+            self.platform,
+            glu=self.glu,
+            residual=self.residual,
+        )
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -92,13 +118,20 @@ class Linear:
         size = f"{self.packing.outputs}x{self.packing.inputs}_g{self.packing.group_size}"
         switch = f"_min{self.min_tokens}_{self.modes[1]}" if len(self.modes) == 2 else ""
         mode = f"w{self.packing.bits}_{self.modes[0]}"
-        rest = ("_bias" if self.bias else "") + switch
+        fused = [f"_{part}" for part in (self.norm, self.glu) if part] + ["_residual"] * self.residual
+        rest = "".join(["_bias" * self.bias, switch, *fused])
         return f"halfbyte_linear_{mode}_{size}_{self.io}_{self.scale}_{self.zero.value}{rest}"
 
     @property
     def data(self) -> tuple[str, ...]:
         """Types of what the function takes before the weight's tensors."""
-        return (f"tensor<?x{self.inputs}x{self.io}>",)
+        residual = (self.result,) if self.residual else ()
+        return (f"tensor<?x{self.inputs}x{self.io}>", *residual, *(argument.type for argument in self.more))
+
+    @property
+    def more(self) -> tuple[Argument, ...]:
+        """Tensors between what is given row by row and the weight's."""
+        return (Argument("norm", (self.inputs,), "f32"),) if self.norm else ()
 
     @property
     def result(self) -> str:
@@ -138,7 +171,9 @@ class Linear:
             name=self.symbol,
             packing=self.packing,
             K=self.packing.inputs,
-            N=self.packing.outputs,
+            N=self.outputs,
+            norm=self.norm is not None,
+            residual=self.residual,
             io=self.io,
             weights=self.arguments,
             modes=modes,

@@ -8,11 +8,13 @@ from halfbyte.passes.ops.cache_append import cache_append
 from halfbyte.passes.ops.digit_planes import digit_block, digit_planes
 from halfbyte.passes.ops.fp8_block_linear import fp8_block_linear
 from halfbyte.passes.ops.fp8_block_moe import fp8_block_moe
-from halfbyte.passes.ops.kv_append import blank_caches, kv_append, rotate_append
+from halfbyte.passes.ops.fused_linear import fused_linear
+from halfbyte.passes.ops.kv_append import blank_caches, kv_append, rotate_append, rotate_append_merged
 from halfbyte.passes.ops.linear import linear
 from halfbyte.passes.ops.moe import moe
 from halfbyte.passes.ops.quantize_fp8 import quantize_fp8
 from halfbyte.passes.ops.quantize_per_token import quantize_per_token
+from halfbyte.passes.ops.sample import sample
 from halfbyte.passes.ops.topk import topk
 
 __all__ = [
@@ -23,11 +25,14 @@ __all__ = [
     "digit_planes",
     "fp8_block_linear",
     "fp8_block_moe",
+    "fused_linear",
     "kv_append",
     "linear",
     "moe",
     "quantize_fp8",
     "quantize_per_token",
     "rotate_append",
+    "rotate_append_merged",
+    "sample",
     "topk",
 ]

@@ -1,4 +1,4 @@
-"""``halfbyte::kv_append`` and ``halfbyte::rotate_append``: new keys and values into the caches of an attention."""
+"""``halfbyte::kv_append``, ``rotate_append`` and ``rotate_append_merged``: keys and values into attention's caches."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ LIBRARY.define(
 )
 LIBRARY.define(
     "rotate_append(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, bool interleaved, Tensor keys, Tensor values, "
+    "Tensor position) -> (Tensor, Tensor, Tensor)"
+)
+LIBRARY.define(
+    "rotate_append_merged(Tensor qkv, int heads, Tensor cos, Tensor sin, bool interleaved, Tensor keys, Tensor values, "
     "Tensor position) -> (Tensor, Tensor, Tensor)"
 )
 LIBRARY.define("blank_caches(Tensor k, Tensor v, str kind) -> (Tensor, Tensor)")
@@ -84,6 +88,39 @@ def rotate_append(
     )
 
 
+def rotate_append_merged(
+    qkv: torch.Tensor,
+    heads: int,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    position: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`rotate_append` of q, k and v that stand side by side in a row, as a merged linear gives them.
+
+    Args:
+        qkv: float32, float16 or bfloat16 [1, T, (Hq + 2 Hkv) D]; values are as wide as keys.
+        heads: Hq.
+        cos, sin, interleaved, keys, values, position: as for `rotate_append`.
+    """
+    q, k, v = _apart(qkv, heads, keys)
+    return rotate_append(q, k, v, cos, sin, interleaved, keys, values, position)
+
+
+def _apart(
+    qkv: torch.Tensor, heads: int, keys: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    key_heads, width = keys.shape[0], keys.shape[2]
+    torch._check(
+        qkv.dim() == 3 and qkv.shape[0] == 1 and qkv.shape[2] == (heads + 2 * key_heads) * width,
+        lambda: f"rows of {list(qkv.shape)} for {heads} and {key_heads} heads of {width}",
+    )
+    q, k, v = qkv[0].unflatten(-1, (-1, width)).split([heads, key_heads, key_heads], 1)
+    return q, k, v
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
     """float32 [T, heads, D], rotated as `rotate_append` says."""
     pairs = cos.shape[1]
@@ -137,6 +174,25 @@ def _rotate_append_fake(
     return torch.empty_like(q, dtype=torch.float32), torch.empty_like(keys), torch.empty_like(values)
 
 
+def _rotate_append_merged_fake(
+    qkv: torch.Tensor,
+    heads: int,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    position: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = _apart(qkv, heads, keys)
+    _check(k, v, keys, values)
+    return (
+        q.new_empty(q.shape, dtype=torch.float32),
+        torch.empty_like(keys),
+        torch.empty_like(values),
+    )
+
+
 def _blank_caches_fake(k: torch.Tensor, v: torch.Tensor, kind: str) -> _Pair:
     torch._check(kind in KINDS, lambda: f"caches must be of {', '.join(KINDS)}, not {kind!r}")
     count = k.shape[0] // BLOCK + 2
@@ -149,6 +205,7 @@ def _blank_caches_fake(k: torch.Tensor, v: torch.Tensor, kind: str) -> _Pair:
 for _name, _op, _fake in (
     ("kv_append", kv_append, _kv_append_fake),
     ("rotate_append", rotate_append, _rotate_append_fake),
+    ("rotate_append_merged", rotate_append_merged, _rotate_append_merged_fake),
     ("blank_caches", blank_caches, _blank_caches_fake),
 ):
     LIBRARY.impl(_name, _op, "CompositeExplicitAutograd")

@@ -194,6 +194,7 @@ def test_usage_errors(checkpoints: Path, tmp_path: Path, main: Main, capsys: Cap
         ("-o", out, "--target", "tpu"): ("--target: no such choice",),
         ("-o", out, "--dtype", "f8"): ("--dtype: no such choice",),
         ("-o", out, "--kv-cache", "i8"): ("--kv-cache: no such choice",),
+        ("-o", out, "--fuse", "norm,all"): ("--fuse: no such fusion", "accepted: all, none, or some of norm"),
         ("-o", out, "--max-context", 100000): (
             "--max-context: the context does not fit",
             "accepted: 2 to 256",

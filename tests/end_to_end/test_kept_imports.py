@@ -72,6 +72,7 @@ def test_the_second_bundle_is_the_first_made_from_the_cache(
     for file in files:
         assert (tmp_path / "first" / file).read_bytes() == (tmp_path / "second" / file).read_bytes()
 
+    assert first["fused"]
     [kept] = cache.glob("*.import.json")
     whole = kept.read_text()
     for broken in (whole[: len(whole) // 2], json.dumps({**json.loads(whole), "merges": {"a": 3}})):

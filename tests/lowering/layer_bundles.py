@@ -94,7 +94,7 @@ Sizes = tuple[tuple[int, ...], str]  # of one row, and its dtype
 
 def compile_program(
     folder: Path,
-    made: Iterable[tuple[str, Linear | Moe, ParameterGroup, tuple[Sizes, ...], Sizes]],
+    made: Iterable[tuple[str, Linear | Moe, ParameterGroup, tuple[Sizes | Tensor, ...], Sizes]],
     target: Target,
     device: str = "cpu",
 ) -> AnyBundle:
@@ -105,7 +105,10 @@ def compile_program(
         parameters.add(name, group)
         layer = ArchivedLayer(name, kernels)
         layers.append(layer)
-        takes = tuple(Tensor(f"x{i}", ("T", *size), kind) for i, (size, kind) in enumerate(inputs))
+        takes = tuple(
+            given if isinstance(given, Tensor) else Tensor(f"x{i}", ("T", *given[0]), given[1])
+            for i, given in enumerate(inputs)
+        )
         entries[layer.function] = EntryPoint(takes, (Tensor("y", ("T", *shape), dtype),))
     content, _ = compile_module(layer_program(layers), target.flags, host=target.host)
     (folder / "model.vmfb").write_bytes(content)

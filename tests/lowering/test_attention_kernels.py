@@ -45,7 +45,7 @@ CPUS: dict[str, VectorUnit] = {
 
 @dataclass(frozen=True)
 class Case:
-    """heads and key heads; widths of keys and values; turned pairs, 0 for none."""
+    """heads and key heads; widths of keys and values; turned pairs, 0 for none; merged: q, k, v are one tensor."""
 
     heads: int
     key_heads: int
@@ -57,6 +57,7 @@ class Case:
     interleaved: bool = False
     io: str = "f32"
     cache: str = "f32"
+    merged: bool = False
 
 
 CASES = {
@@ -71,6 +72,8 @@ CASES = {
     "chunked": Case(4, 2, 32, 32, Rule(0.2, chunk=50), pairs=16),
     "tiny": Case(2, 2, 4, 8, Rule(0.5, window=5), pairs=1),
     "strange": Case(13, 1, 18, 20, Rule(0.2), io="f32"),
+    "beside": Case(9, 3, 64, 64, Rule(0.125), pairs=32, merged=True),
+    "beside16": Case(4, 2, 48, 48, Rule(0.2), pairs=8, interleaved=True, io="bf16", cache="f16", merged=True),
     "half": Case(6, 2, 32, 32, Rule(0.2), pairs=16, io="f16", cache="f16"),
     "brain": Case(4, 4, 32, 40, Rule(0.2), io="bf16"),
     "small": Case(9, 3, 64, 64, Rule(0.125), pairs=32, cache="bf16"),
@@ -80,7 +83,7 @@ CASES = {
     "mixed": Case(3, 1, 10, 28, Rule(0.2, window=30), io="bf16", cache="f16"),
 }
 # What differs most between units; the best of this machine takes all.
-TELLING = ("smol", "odd", "phi", "tiny", "capped", "half", "small")
+TELLING = ("smol", "odd", "phi", "tiny", "capped", "beside", "beside16", "half", "small")
 TILED = ("small", "large", "uneven", "bent")
 ONE = (
     "smol",
@@ -112,7 +115,11 @@ class Layer(torch.nn.Module):
         values: torch.Tensor,
     ) -> torch.Tensor:
         case, ops = self.case, torch.ops.halfbyte
-        if case.pairs:
+        if case.merged:
+            qkv = torch.cat([x.flatten(1) for x in (q, k, v)], 1)[None]
+            turned = (cos, sin, case.interleaved, keys, values, position)
+            q, keys, values = ops.rotate_append_merged(qkv, case.heads, *turned)
+        elif case.pairs:
             q, keys, values = ops.rotate_append(q, k, v, cos, sin, case.interleaved, keys, values, position)
         else:
             keys, values = ops.kv_append(k, v, keys, values, position)
@@ -192,7 +199,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def vulkan_bundle(out: Path) -> Bundle:
     if no_vulkan():
         pytest.skip(no_vulkan())
-    entries = {f"{name}_some": export(case, None) for name, case in CASES.items()}
+    entries = {f"{name}_some": export(case, None) for name, case in CASES.items() if not case.merged}
     entries |= {f"{name}_one": export(CASES[name], 1) for name in ONE}
     halfbyte.compile(Program(entries), out, halfbyte.CompileOptions(target="vulkan"))
     return halfbyte.load(out, device="vulkan")

@@ -82,6 +82,17 @@ def test_rotation(interleaved: bool) -> None:
     assert not torch.equal(turned[..., :8], q[..., :8]) and torch.equal(turned[..., 8:], q[..., 8:])
 
 
+def test_rows_that_a_merged_linear_gives_are_taken_apart() -> None:
+    ops, cleared = torch.ops.halfbyte, [cache.nan_to_num() for cache in caches(2, 9, 12, 12)]
+    q, k, v, angles = normal(0, 5, 4, 12), normal(1, 5, 2, 12), normal(2, 5, 2, 12), normal(3, 5, 4)
+    rest = (angles.cos(), angles.sin(), True, *cleared, torch.tensor([2]))
+    qkv = torch.cat([x.flatten(1) for x in (q, k, v)], 1)[None]
+    for got, want in zip(
+        ops.rotate_append_merged(qkv, 4, *rest), ops.rotate_append(q, k, v, *rest), strict=True
+    ):
+        assert torch.equal(got, want)
+
+
 def test_rows_behind_the_end_are_dropped() -> None:
     ops, (keys, values) = torch.ops.halfbyte, caches(1, 64, 4, 4)
     keys, values = ops.kv_append(normal(0, 3, 1, 4), normal(1, 3, 1, 4), keys, values, torch.tensor([62]))
@@ -101,6 +112,9 @@ def test_what_does_not_fit_is_refused() -> None:
             ops.attention(torch.empty(1, 2, 4), keys, values, at, None, 20, 1.0, 0, 0.0)
         with pytest.raises(RuntimeError, match="into a cache of"):
             ops.kv_append(torch.empty(1, 1, 4), torch.empty(1, 1, 4), keys, values, at)
+        with pytest.raises(RuntimeError, match="for 3 and 2 heads of 4"):
+            table = torch.empty(1, 2)
+            ops.rotate_append_merged(torch.empty(1, 1, 32), 3, table, table, False, keys, values, at)
 
 
 def test_the_operators_agree_with_their_shapes() -> None:
@@ -111,6 +125,8 @@ def test_the_operators_agree_with_their_shapes() -> None:
     check(ops.kv_append.default, (rows, rows, keys, values, at), test_utils=CHECKS)
     angles = (normal(1, 2, 4), normal(2, 2, 4))
     check(ops.rotate_append.default, (rows, rows, rows, *angles, False, keys, values, at), test_utils=CHECKS)
+    merged = (normal(0, 1, 2, 24), 1, *angles, False, keys, values, at)
+    check(ops.rotate_append_merged.default, merged, test_utils=CHECKS)
     check(ops.attention.default, (rows, keys, values, at, None, 8, 1.0, 0, 0.0), test_utils=CHECKS)
     blank = ops.blank_caches(rows, rows, "bf16")
     assert [cache.shape[1] for cache in blank] == [2, 2] and blank[0].shape == (1, 2, 8, 64)

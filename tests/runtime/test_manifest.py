@@ -96,6 +96,18 @@ def test_refuses_with_the_field_and_the_schema_agrees(content: dict[str, Any], n
         jsonschema.Draft202012Validator(SCHEMA).validate(wrong)
 
 
+def test_programs_that_sample_take_settings_and_give_a_token(content: dict[str, Any]) -> None:
+    token = {"name": "token", "shape": [1], "dtype": "i64"}
+    settings = {"name": "sampling", "shape": [4], "dtype": "f32"}
+    for name in ("prefill", "decode"):
+        content["entry_points"][name]["inputs"].insert(2, settings)
+        content["entry_points"][name]["outputs"].append(token)
+    assert Manifest.from_json(content).entry_points["decode"].outputs[1].name == "token"
+    content["entry_points"]["decode"]["outputs"].pop()
+    with pytest.raises(CheckpointError, match=r"decode.outputs: takes what it samples by and gives no token"):
+        Manifest.from_json(content)
+
+
 def test_refuses_caches_that_contradict_the_entry_points(content: dict[str, Any]) -> None:
     content["caches"].reverse()
     with pytest.raises(CheckpointError, match=r"prefill.inputs: inputs after the second are not the caches"):
