@@ -33,7 +33,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-aarch64 lint bench clean
+.PHONY: help setup demo test test-aarch64 check-gpu lint bench clean
 
 help: ## This list.
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 24
@@ -64,6 +64,10 @@ $(VENV)/.gpu: $(VENV)/.installed
 	fi
 	@$(PIP) --no-deps nvidia-cuda-nvcc || echo "no ptxas: tests that assemble CUDA programs are skipped" >&2
 	@touch $@
+
+check-gpu: $(VENV)/.installed ## Tests and speed on this machine's GPUs, into build/gpu-report.txt (Vulkan by lavapipe where there is none).
+	-@$(BIN)/python demo/fetch_model.py
+	@$(BIN)/python benchmarks/gpu_report.py --jobs $(JOBS)
 
 lint: $(VENV)/.installed ## Linters and types alone.
 	$(BIN)/ruff check .

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from halfbyte.runtime.manifest import Manifest, Model, Tensor
 
 # Options that an import does not depend on.
-_AFTER_THE_IMPORT = ("target", "cpu", "vulkan_target", "cuda_arch", "iree_flags", "dump_dir")
+_AFTER_THE_IMPORT = ("target", "cpu", "vulkan_target", "cuda_arch", "fat", "iree_flags", "dump_dir")
 PHASES = ("load", "rewrite", "export", "import", "compile", "write")
 
 
@@ -114,6 +114,8 @@ def compile_model(
         modules = zip(targets, spliced, strict=True)
         several = len(targets) > 1
         vmfbs = [_compile(module, target, several, options, program) for target, module in modules]
+        if options.fat:
+            vmfbs = [_joined(targets, vmfbs, options)] * len(targets)
     with watch("write"):
         parameters = spliced[0].parameters
         return _write(out, targets, vmfbs, parameters, imported, program, facts, options, watch)
@@ -364,9 +366,10 @@ def _compile(
 ) -> bytes:
     from halfbyte.lowering.bundle import write_json
     from halfbyte.lowering.compiler import compile_module
+    from halfbyte.lowering.joined_targets import END_FLAG
 
     importing = ["--iree-input-type=torch", *target.input_flags]
-    flags = [*importing, *target.flags, *options.iree_flags]
+    flags = [*importing, *target.flags, *options.iree_flags, *[END_FLAG] * options.fat]
     dump_dir = options.dump_dir
     if dump_dir is not None and several:
         dump_dir = dump_dir / f"{target.name}-{target.label}"
@@ -382,6 +385,16 @@ def _compile(
         cache=options.cache,
         host=target.host,
     )
+    return vmfb
+
+
+def _joined(targets: Sequence[Target], modules: Sequence[bytes], options: CompileOptions) -> bytes:
+    from halfbyte.lowering.compiler import compile_module
+    from halfbyte.lowering.joined_targets import START_FLAG, Part, join
+
+    parts = [Part(t.name, t.device_id, module.decode()) for t, module in zip(targets, modules, strict=True)]
+    flags = [START_FLAG, *options.iree_flags]
+    vmfb, _ = compile_module(join(parts), flags, dump_dir=options.dump_dir, cache=options.cache)
     return vmfb
 
 
@@ -408,7 +421,8 @@ def _write(
         programs = []
         for target, vmfb in zip(targets, vmfbs, strict=True):
             alone = sum(other.name == target.name for other in targets) == 1
-            file = f"model.{target.name}{'' if alone else f'-{target.label}'}.vmfb"
+            kind = f"{target.name}{'' if alone else f'-{target.label}'}"
+            file = "model.vmfb" if options.fat else f"model.{kind}.vmfb"
             (folder / file).write_bytes(vmfb)
             digest = hashlib.sha256(vmfb).hexdigest()
             programs.append(contract.Program(target.name, file, digest, target.drivers, **target.runs_on))

@@ -25,6 +25,7 @@ class CompileOptions:
             iree-compile's ``--iree-vulkan-target``, or a file that holds IREE's description of a device; several
             separated by commas.
         cuda_arch: names of `halfbyte.lowering.targets.cuda`, separated by commas: a program for each.
+        fat: one .vmfb for all targets, of one kind each, instead of one per target.
         lm_head: ``keep`` leaves the head as the checkpoint has it; ``int8`` (groups of 64) and ``int4`` (of 32) round
             one that is in float. `verify` tells what that costs.
         on_unsupported: ``error`` refuses a model with layers that cannot be computed as quantized; ``float``
@@ -49,6 +50,7 @@ class CompileOptions:
     cpu: str = "host"
     vulkan_target: str = "portable"
     cuda_arch: str = "sm_80"
+    fat: bool = False
     lm_head: Literal["keep", "int8", "int4"] = "keep"
     on_unsupported: Literal["error", "float"] = "error"
     dtype: Literal["f32", "f16", "bf16"] = "f32"

@@ -51,7 +51,8 @@ class Program:
         drivers: IREE drivers that can run it, the preferred one first.
         architecture: ``x86_64`` or ``aarch64``; None where the target is no CPU.
         cpu: name of the CPU it was compiled for, as LLVM spells it.
-        features: of the device, those it uses: of a CPU as LLVM spells them, of a GPU as IREE's driver does.
+        features: of the device, those it uses: of a CPU as LLVM spells them, of a Vulkan device as IREE's driver does;
+            of a CUDA device the lowest version of its driver, as ``cuda-11.6``.
         device: the kind of GPU it was compiled for: a name of the target's, or IREE's description.
     """
 

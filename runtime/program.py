@@ -7,13 +7,16 @@ from importlib import metadata
 from pathlib import Path
 
 from halfbyte.errors import CheckpointError, DeviceError
-from halfbyte.runtime import cpu_features, vulkan_features
+from halfbyte.runtime import cpu_features, cuda_features, vulkan_features
 from halfbyte.runtime.device import Device
 from halfbyte.runtime.manifest import Manifest, Program
 
+# Of what --cuda-arch takes the one that most devices run, and what it needs of a driver.
+_OLDEST_CUDA, _OLDEST_DRIVER = "sm_80", "cuda-11.6"
+
 
 def choose_program(device: Device, manifest: Manifest) -> Program:
-    """Returns the first program of the bundle that the device can run.
+    """Returns the first program of the bundle that the device can run; of those for CUDA, the most advanced.
 
     Features are compared here, before the program is loaded: a missing instruction would kill the process, and a
     GPU without what the program was compiled for may compute wrong numbers.
@@ -29,17 +32,19 @@ def choose_program(device: Device, manifest: Manifest) -> Program:
             found=", ".join(program.target for program in manifest.programs),
             advice=f"compile for it: halfbyte compile --target {device.target} ...",
         )
-    refusals = [_refusal(device, program) for program in fitting]
-    for program, refusal in zip(fitting, refusals, strict=True):
+    refusals = []
+    for program in sorted(fitting, key=_rank, reverse=True):
+        refusal = _refusal(device, program)
         if refusal is None:
             return program
-    raise next(refusal for refusal in refusals if refusal is not None)
+        refusals.append(refusal)
+    raise refusals[-1]  # of the program that asks for least
 
 
 def compatibility_notes(program: Program, manifest: Manifest) -> tuple[str, ...]:
     """Returns what may go wrong but need not: unknown CPU features, a runtime of another version."""
     notes = []
-    if program.features and not cpu_features.host_features():
+    if program.architecture and program.features and not cpu_features.host_features():
         notes.append("this system does not tell its CPU features; the program may need some it lacks")
     compiler, runtime = manifest.versions.get("iree-base-compiler"), _runtime_version()
     if compiler is not None and runtime is not None and compiler.split(".")[:2] != runtime.split(".")[:2]:
@@ -71,8 +76,12 @@ def read_program(folder: Path, program: Program) -> bytes:
 
 
 def _refusal(device: Device, program: Program) -> DeviceError | None:
+    if program.target == "vulkan":
+        return _vulkan_refusal(device, program)
+    if program.target == "cuda":
+        return _cuda_refusal(device, program)
     if program.architecture is None:
-        return _vulkan_refusal(device, program) if program.target == "vulkan" else None
+        return None
     here = cpu_features.architecture()
     if program.architecture != here:
         return DeviceError(
@@ -107,6 +116,42 @@ def _vulkan_refusal(device: Device, program: Program) -> DeviceError | None:
         accepted=", ".join(program.features),
         advice=f"compile for it: halfbyte compile --target vulkan --vulkan-target {kind}",
     )
+
+
+def _cuda_refusal(device: Device, program: Program) -> DeviceError | None:
+    """A driver translates a program for newer GPUs than its own, never for older ones."""
+    have = cuda_features.device_features(device.spec.partition("://")[2])
+    need, where = _needed_of_cuda(program), f"{device.spec}, {program.file}"
+    if need.capability is None:
+        return DeviceError(
+            "the program does not say which GPUs run it",
+            where=where,
+            found=program.device or "no device in the manifest",
+            accepted="sm_80, sm_90 and so on",
+            advice=f"compile it again: halfbyte compile --target cuda --cuda-arch {_OLDEST_CUDA}",
+        )
+    lacking = have.lacks(need)
+    if not lacking:
+        return None
+    never = have.lacks(cuda_features.needed(_OLDEST_CUDA, (_OLDEST_DRIVER,)))
+    return DeviceError(
+        f"this CUDA device is too old for {program.device}",
+        where=where,
+        found=", ".join(lacking),
+        accepted=f"at least {need}",
+        advice="update the GPU's driver, or compile for it: halfbyte compile --target vulkan"
+        if never
+        else f"compile for it: halfbyte compile --target cuda --cuda-arch {_OLDEST_CUDA}",
+    )
+
+
+def _needed_of_cuda(program: Program) -> cuda_features.CudaFeatures:
+    return cuda_features.needed(program.device or "", program.features)
+
+
+def _rank(program: Program) -> tuple[int, int]:
+    """The most advanced program for CUDA comes first; others stay in the bundle's order."""
+    return (program.target == "cuda" and _needed_of_cuda(program).capability) or (0, 0)
 
 
 def _runtime_version() -> str | None:

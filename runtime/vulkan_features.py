@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import cache
 
-import iree.runtime as rt
+from halfbyte.runtime.device_info import device_info
 
-from halfbyte.runtime.iree_messages import IREE_ERRORS
+_COMPUTE = 0x20  # of the stages that may ask for a size
 
 
 def parse_device_info(text: str) -> frozenset[str]:
@@ -23,11 +22,13 @@ def parse_device_info(text: str) -> frozenset[str]:
     found = set(re.findall(r"\b(\w+)=yes\b", "\n".join(re.findall(r"^features:.*$", text, re.MULTILINE))))
     found |= set(re.findall(r"^feature_tier\[([\w.-]+)\]: supported$", text, re.MULTILINE))
     sizes = re.search(
-        r"^subgroup: size=(\d+).*minSubgroupSize=(\d+) maxSubgroupSize=(\d+)", text, re.MULTILINE
+        r"^subgroup: size=(\d+).*minSubgroupSize=(\d+) maxSubgroupSize=(\d+) requiredSubgroupSizeStages=(\w+)",
+        text,
+        re.MULTILINE,
     )
     if sizes is not None:
-        size, least, most = map(int, sizes.groups())
-        control = "subgroupSizeControl" in found
+        size, least, most = map(int, sizes.groups()[:3])
+        control = "subgroupSizeControl" in found and int(sizes[4], 16) & _COMPUTE
         found |= {
             f"subgroupSize{n}"
             for n in (4, 8, 16, 32, 64, 128)
@@ -36,18 +37,10 @@ def parse_device_info(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-@cache
 def device_features(path: str) -> frozenset[str]:
     """Returns the features of a Vulkan device of this machine, or nothing where they cannot be told.
 
     Args:
         path: the driver's name of the device; empty for the one that IREE takes, the first.
     """
-    try:
-        driver = rt.get_driver("vulkan")
-        for entry in driver.query_available_devices():
-            if path in ("", str(entry["path"])):
-                return parse_device_info(str(driver.dump_device_info(entry["device_id"])))
-    except IREE_ERRORS:
-        pass
-    return frozenset()
+    return parse_device_info(device_info("vulkan", path))

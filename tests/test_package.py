@@ -161,7 +161,7 @@ def test_the_commands_of_the_documents_exist() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for document in _documents():
         text = document.read_text()
-        for target in re.findall(r"(?<![\w-])make ([a-z]+)", " ".join(re.findall(r"`[^`]*`", text))):
+        for target in re.findall(r"(?<![\w-])make ([a-z][a-z0-9-]*)", " ".join(re.findall(r"`[^`]*`", text))):
             assert re.search(rf"^{target}:", makefile, re.M), f"{document.name}: make {target}"
     assert {"demo", "test"} <= set(re.findall(r"^make ([a-z]+)", (ROOT / "README.md").read_text(), re.M))
 

@@ -1,4 +1,4 @@
-"""Whether Vulkan programs can be run here, and how near to the references they have to be."""
+"""Whether programs for GPUs can be run here, and how near to the references they have to be."""
 
 from __future__ import annotations
 
@@ -19,11 +19,16 @@ _ROUNDING = {
 
 
 @functools.cache
+def no_device(driver: str) -> str:
+    """Why this machine cannot run programs of a driver, or nothing."""
+    if any(device.driver == driver for device in devices()):
+        return ""
+    return f"no device of {driver}: {unavailable_drivers().get(driver, 'the runtime has no driver')}"
+
+
 def no_vulkan() -> str:
     """Why this machine cannot run Vulkan programs, or nothing."""
-    if any(device.driver == "vulkan" for device in devices()):
-        return ""
-    return f"no Vulkan device: {unavailable_drivers().get('vulkan', 'the runtime has no driver')}"
+    return no_device("vulkan")
 
 
 def same_values(one: Array, other: Array) -> bool:

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,6 +85,9 @@ def compile_command(
             help="sm_80, sm_86, sm_89, sm_90, sm_120 or sm_121: a program for each. Newer GPUs run older ones'.",
         ),
     ] = "sm_80",
+    fat: Annotated[
+        bool, typer.Option("--fat", help="One .vmfb for all targets, which any of the devices loads.")
+    ] = False,
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="f32|f16|bf16", help="Type of activations.")
     ] = "f32",
@@ -149,6 +152,7 @@ def compile_command(
         cpu=cpu,
         vulkan_target=vulkan_target,
         cuda_arch=cuda_arch,
+        fat=fat,
         lm_head=choice("--lm-head", lm_head, ("keep", "int8", "int4")),  # type: ignore[arg-type]
         on_unsupported=choice("--on-unsupported", on_unsupported, ("error", "float")),  # type: ignore[arg-type]
         dtype=choice("--dtype", dtype, ("f32", "f16", "bf16")),  # type: ignore[arg-type]
@@ -179,11 +183,14 @@ def summary(compiled: Compiled) -> list[str]:
         shown = ", ".join([*patterns[:4], *["..."] * (len(patterns) > 4)])
         lines.append(f"{_layers(count)}  float  {storage}: {reason or 'float in the checkpoint'} ({shown})")
     lines += [f"warning: {warning}" for warning in compiled.report["warnings"]]
-    archive, files = compiled.manifest.parameters[0], []
+    archive, served = compiled.manifest.parameters[0], defaultdict[str, list[str]](list)
     for program in compiled.manifest.programs:
         target = "this machine's CPU" if program.cpu == "host" else program.cpu or program.target
-        size = (compiled.path / program.file).stat().st_size
-        files.append(f"{program.file} {_size(size)} for {target}")
+        served[program.file].append(target)
+    files = [
+        f"{file} {_size((compiled.path / file).stat().st_size)} for {', '.join(targets)}"
+        for file, targets in served.items()
+    ]
     lines.append(f"{compiled.path}: {', '.join([*files, f'{archive.file} {_size(archive.bytes)}'])}")
     lines.append(
         "time: " + ", ".join(f"{phase} {seconds:.1f} s" for phase, seconds in compiled.seconds.items())

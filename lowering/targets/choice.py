@@ -24,7 +24,7 @@ def chosen_targets(options: CompileOptions) -> tuple[Target, ...]:
     """The targets of a compilation, in the order of the options.
 
     Raises:
-        UsageError: an unknown target, or an unknown kind of one.
+        UsageError: an unknown target, an unknown kind of one, or several of a kind for one file.
     """
     names = tuple(dict.fromkeys(options.target.split(",")))
     for name in names:
@@ -32,7 +32,16 @@ def chosen_targets(options: CompileOptions) -> tuple[Target, ...]:
             raise UsageError(
                 "unknown target", where="--target", found=name or "nothing", accepted=", ".join(NAMES)
             )
-    return tuple(target for name in names for target in _CHOSEN[name](options))
+    targets = tuple(target for name in names for target in _CHOSEN[name](options))
+    if options.fat and len(targets) > len(names):
+        raise UsageError(
+            "one file holds one program per kind of device",
+            where="--fat",
+            found=", ".join(f"{target.name} {target.label}" for target in targets),
+            accepted="one name for each of --cpu, --vulkan-target and --cuda-arch",
+            advice="leave --fat out: then every program has a file, and the best that fits is loaded",
+        )
+    return targets
 
 
 def target_of(program: Program) -> Target:

@@ -62,6 +62,7 @@ class CpuTarget(Target):
     llvm_features: tuple[str, ...] = ()
     name: ClassVar[str] = "cpu"
     drivers: ClassVar[tuple[str, ...]] = ("local-task", "local-sync")
+    device_id: ClassVar[str] = "local*"
 
     @classmethod
     def named(cls, cpu: str = "host") -> CpuTarget:

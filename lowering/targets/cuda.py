@@ -27,6 +27,15 @@ _ARCHITECTURES: Mapping[str, str] = {
     "sm_90": _SM_90,
     **dict.fromkeys(("sm_120", "sm_121"), ""),
 }
+# The CUDA that brought the version of PTX in which IREE writes programs for each: older drivers do not take them.
+_CUDA = {
+    "sm_80": "11.6",
+    "sm_86": "11.6",
+    "sm_89": "12.4",
+    "sm_90": "12.0",
+    "sm_120": "12.8",
+    "sm_121": "12.9",
+}
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class CudaTarget(Target):
 
     name: ClassVar[str] = "cuda"
     drivers: ClassVar[tuple[str, ...]] = ("cuda",)
+    device_id: ClassVar[str] = "cuda"
 
     @classmethod
     def named(cls, architecture: str = "sm_80") -> CudaTarget:
@@ -65,7 +75,7 @@ class CudaTarget(Target):
 
     @property
     def runs_on(self) -> dict[str, Any]:
-        return {"device": self.architecture}
+        return {"device": self.architecture, "features": (f"cuda-{_CUDA[self.architecture]}",)}
 
     @property
     def isa(self) -> InstructionSet:

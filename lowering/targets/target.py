@@ -32,11 +32,13 @@ class Target(abc.ABC):
     Attributes:
         name: ``cpu``, ``vulkan`` or ``cuda``.
         drivers: IREE drivers that can run its programs, the preferred one first.
+        device_id: pattern of what programs see of such a device.
         layout: of packed weights.
     """
 
     name: ClassVar[str]
     drivers: ClassVar[tuple[str, ...]]
+    device_id: ClassVar[str]
     layout: ClassVar[str] = layout.NAME
 
     @property

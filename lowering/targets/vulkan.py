@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ _PORTABLE = (
     "max_thread_count_per_workgroup = 256, max_workgroup_memory_bytes = 16384, "
     "max_workgroup_counts = [65535, 65535, 65535]>>}}>]>"
 )
-_DESCRIPTION = "#hal.device.target<"
+_DESCRIPTION = '#hal.device.target<"vulkan"'
 _DOT = "shaderIntegerDotProduct"
 # IREE's own code takes these as it likes.
 _ALWAYS = ("vulkan-1.3", "storageBuffer8BitAccess", "storageBuffer16BitAccess", "shaderInt8", "shaderFloat16")
@@ -53,6 +54,7 @@ class VulkanTarget(Target):
 
     name: ClassVar[str] = "vulkan"
     drivers: ClassVar[tuple[str, ...]] = ("vulkan",)
+    device_id: ClassVar[str] = "vulkan"
 
     @classmethod
     def named(cls, device: str = "portable") -> VulkanTarget:
@@ -67,8 +69,7 @@ class VulkanTarget(Target):
         """
         if device in _PORTABLES or _subgroups(device):
             return cls(device)
-        file = Path(device)
-        if not file.is_file():
+        if not os.path.isfile(device):
             raise UsageError(
                 "unknown kind of Vulkan device",
                 where="--vulkan-target",
@@ -77,7 +78,7 @@ class VulkanTarget(Target):
                 "--iree-vulkan-target, or a file with IREE's description of a device",
                 advice="portable runs on all devices of Vulkan 1.3 with integer dot products",
             )
-        return cls(_attribute(file))
+        return cls(_attribute(Path(device)))
 
     @property
     def label(self) -> str:
@@ -90,7 +91,8 @@ class VulkanTarget(Target):
     @property
     def features(self) -> frozenset[str]:
         """What a device must have, as iree-run-module --dump_devices=vulkan spells it."""
-        sizes = {f"subgroupSize{size}" for size in _subgroups(self.device)}
+        counted = _described_subgroups if self._is_description else _subgroups
+        sizes = {f"subgroupSize{size}" for size in counted(self.device)}
         return frozenset(_ALWAYS) | sizes | ({_DOT} if self.platform is VULKAN else set())
 
     @property
@@ -132,18 +134,25 @@ class VulkanTarget(Target):
         return [*flags, "--iree-hal-target-device=vulkan", f"--iree-vulkan-target={self.device}"]
 
 
-def _subgroups(device: str) -> tuple[int, ...]:
-    return next((sizes for names, sizes in _SUBGROUPS.items() if re.fullmatch(names, device)), ())
+def _subgroups(name: str) -> tuple[int, ...]:
+    return next((sizes for names, sizes in _SUBGROUPS.items() if re.fullmatch(names, name)), ())
+
+
+def _described_subgroups(device: str) -> tuple[int, ...]:
+    sizes = re.search(r"\bsubgroup_size_choices = \[([\d, ]*)\]", device)
+    if sizes is None or re.search(r"\bsubgroup = none\b", device):
+        return ()
+    return tuple(int(size) for size in re.findall(r"\d+", sizes[1]))
 
 
 def _attribute(file: Path) -> str:
-    text = file.read_text(encoding="utf-8").strip().removesuffix(": !hal.device").strip()
+    text = file.read_bytes().decode("utf-8", "replace").strip().removesuffix(": !hal.device").strip()
     if not text.startswith(_DESCRIPTION):
         raise UsageError(
             "not the description of a device",
             where=str(file),
-            found=text[:60],
-            accepted='#hal.device.target<"vulkan", ...>',
+            found=text[:60] or "nothing",
+            accepted=f"{_DESCRIPTION}, ...>",
             advice="use portable, or a name of iree-compile's --iree-vulkan-target",
         )
     return text

@@ -12,7 +12,7 @@ import pytest
 import torch
 from attention_twin import Array, Rule, attention, rotated
 from numpy_twin import TYPES
-from vulkan_device import no_vulkan
+from vulkan_device import no_device
 
 import halfbyte
 from halfbyte.lowering.kernels.attention import (
@@ -41,6 +41,7 @@ CPUS: dict[str, VectorUnit] = {
     "x86-64": PLAIN,
     "aarch64": NEON,
 }
+GPUS = ("vulkan", "cuda")
 
 
 @dataclass(frozen=True)
@@ -176,10 +177,10 @@ def unit_of(features: Collection[str], tiles: bool) -> VectorUnit:
     return best_unit(features, AttentionShape(1, 64, 64, 1.0), "bf16" if tiles else "f32")
 
 
-@pytest.fixture(scope="module", params=[*CPUS, "vulkan"])
+@pytest.fixture(scope="module", params=[*CPUS, *GPUS])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    if request.param == "vulkan":
-        return vulkan_bundle(tmp_path_factory.mktemp("attention") / "vulkan")
+    if request.param in GPUS:
+        return gpu_bundle(tmp_path_factory.mktemp("attention") / request.param, request.param)
     target = CpuTarget.named(request.param)
     if target.architecture != architecture():
         pytest.skip(f"this is no {target.architecture}")
@@ -196,13 +197,13 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return halfbyte.load(out)
 
 
-def vulkan_bundle(out: Path) -> Bundle:
-    if no_vulkan():
-        pytest.skip(no_vulkan())
+def gpu_bundle(out: Path, target: str) -> Bundle:
+    if no_device(target):
+        pytest.skip(no_device(target))
     entries = {f"{name}_some": export(case, None) for name, case in CASES.items() if not case.merged}
     entries |= {f"{name}_one": export(CASES[name], 1) for name in ONE}
-    halfbyte.compile(Program(entries), out, halfbyte.CompileOptions(target="vulkan"))
-    return halfbyte.load(out, device="vulkan")
+    halfbyte.compile(Program(entries), out, halfbyte.CompileOptions(target=target))
+    return halfbyte.load(out, device=target)
 
 
 def carried(x: Array) -> Array:

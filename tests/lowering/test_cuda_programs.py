@@ -13,7 +13,7 @@ import test_attention_kernels as attention
 import test_fp8_moe_kernels as fp8_experts
 import test_moe_kernels as experts
 from kernel_cases import CASES, activations, expected
-from layer_bundles import call_layer, compile_layers, compile_program
+from layer_bundles import call_layer, compile_layers
 from moe_twin import moe
 from ptx_assembler import Entry, assembled, assembler
 from vulkan_device import far_rows, no_vulkan, same_values
@@ -136,13 +136,8 @@ def test_tiles_for_tensor_cores_are_right(by_definition: Bundle, name: str) -> N
 def test_experts_on_tensor_cores_are_right(tmp_path: Path) -> None:
     if no_vulkan():
         pytest.skip(no_vulkan())
-    target, layers = _TensorCoresByDefinition(), []
-    for case in _EXPERTS:
-        kernels = case.kernels(TENSOR_CORES, target)
-        group = target.pack_experts(case.name, kernels, case.source())
-        inputs = (((case.hidden,), case.io), ((case.slots,), "i64"), ((case.slots,), "f32"))
-        layers.append((case.name, kernels, group, inputs, ((case.hidden,), case.io)))
-    bundle = compile_program(tmp_path / "experts", layers, target, "vulkan")
+    target = _TensorCoresByDefinition()
+    bundle = experts.compile_experts(tmp_path / "experts", _EXPERTS, TENSOR_CORES, target, "vulkan")
     for case in _EXPERTS:
         for tokens in (1, 9, 130):
             x, ids, weights = experts.routed(case, tokens)

@@ -16,12 +16,13 @@ from layer_bundles import call_layer, compile_program
 from numpy_twin import Array, same_bits
 from random_layers import random_activations
 from torch_bridge import tensor
-from vulkan_device import no_vulkan, same_values
+from vulkan_device import no_device, same_values
 
 from halfbyte.lowering.kernels.fp8_moe import Fp8ExpertLinear, Fp8Moe
 from halfbyte.lowering.kernels.fp8_packing import Fp8Packing
 from halfbyte.lowering.kernels.generator import Glu
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.cuda import CudaTarget
 from halfbyte.lowering.targets.target import Target
 from halfbyte.lowering.targets.vulkan import VulkanTarget
 from halfbyte.passes.program import ExpertsSource, LayerSource
@@ -86,15 +87,16 @@ CASTS = {"f16": np.float16, "bf16": ml_dtypes.bfloat16}
 
 
 CPUS = ("host", "amx", "avx512bf16", "x86-64-v4", "x86-64-v3", "x86-64", "aarch64")
+GPUS: dict[str, Target] = {"vulkan": VulkanTarget.named(), "cuda": CudaTarget.named()}
 
 
-@pytest.fixture(scope="module", params=[*CPUS, "vulkan"])
+@pytest.fixture(scope="module", params=[*CPUS, *GPUS])
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AnyBundle:
     folder = tmp_path_factory.mktemp("moe") / "bundle"
-    if request.param == "vulkan":
-        if no_vulkan():
-            pytest.skip(no_vulkan())
-        return _compiled(folder, VulkanTarget.named(), "vulkan")
+    if request.param in GPUS:
+        if no_device(request.param):
+            pytest.skip(no_device(request.param))
+        return _compiled(folder, GPUS[request.param], request.param)
     target = CpuTarget.named(request.param)
     if why := obstacle(target):
         pytest.skip(why)
@@ -153,7 +155,7 @@ def test_is_near_the_twin(kernels: AnyBundle, case: Case) -> None:
 
 
 def test_a_token_of_a_batch_equals_the_token_alone(kernels: AnyBundle) -> None:
-    same = same_values if kernels.manifest.programs[0].target == "vulkan" else same_bits
+    same = same_values if kernels.manifest.programs[0].target in GPUS else same_bits
     for case in CASES:
         x, ids, weights = routed(case, 130)
         together = call_layer(kernels, case.name, x, ids, weights)

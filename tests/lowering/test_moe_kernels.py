@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,14 +101,21 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     variant = request.param
     if variant.obstacle:
         pytest.skip(variant.obstacle)
-    folder: Path = tmp_path_factory.mktemp("moe") / variant.label
-    target, layers = CpuTarget.named(variant.cpu), []
-    for case in CASES:
-        moe_kernels = case.kernels(variant.isa, target)
-        group = target.pack_experts(case.name, moe_kernels, case.source())
+    folder = tmp_path_factory.mktemp("moe") / variant.label
+    return compile_experts(folder, CASES, variant.isa, CpuTarget.named(variant.cpu))
+
+
+def compile_experts(
+    folder: Path, cases: Iterable[Case], isa: InstructionSet, target: Target, device: str = "cpu"
+) -> AnyBundle:
+    """Compiles every case for a target, with the kernels of an instruction set, and loads the result."""
+    layers = []
+    for case in cases:
+        kernels = case.kernels(isa, target)
+        group = target.pack_experts(case.name, kernels, case.source())
         inputs = (((case.hidden,), case.io), ((case.slots,), "i64"), ((case.slots,), "f32"))
-        layers.append((case.name, moe_kernels, group, inputs, ((case.hidden,), case.io)))
-    return compile_program(folder, layers, target)
+        layers.append((case.name, kernels, group, inputs, ((case.hidden,), case.io)))
+    return compile_program(folder, layers, target, device)
 
 
 def routed(case: Case, tokens: int) -> tuple[Array, Array, Array]:

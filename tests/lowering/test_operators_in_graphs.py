@@ -13,7 +13,7 @@ from fp8_twin import Fp8Weight, fp8_block_linear, random_fp8_weight
 from numpy_twin import Array, linear, quantized_per_token, same_bits, same_by_row
 from random_layers import random_activations, random_weight, telling_rows
 from torch_bridge import linear_arguments
-from vulkan_device import far_rows, no_vulkan, same_values
+from vulkan_device import far_rows, no_device, same_values
 
 import halfbyte
 from halfbyte.errors import CompilerError
@@ -68,15 +68,17 @@ class _Operators(torch.nn.Module):
 
 
 CPUS = ("host", "amx", "avx512bf16", "x86-64-v4", "x86-64-v3", "x86-64", "aarch64")
+GPUS = ("vulkan", "cuda")
 
 
-@pytest.fixture(scope="module", params=[*CPUS, "vulkan"])
+@pytest.fixture(scope="module", params=[*CPUS, *GPUS])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AnyBundle:
     folder = tmp_path_factory.mktemp("operators") / "bundle"
-    if request.param == "vulkan":
-        if no_vulkan():
-            pytest.skip(no_vulkan())
-        return halfbyte.load(_compiled(folder, halfbyte.CompileOptions(target="vulkan")), device="vulkan")
+    if request.param in GPUS:
+        if no_device(request.param):
+            pytest.skip(no_device(request.param))
+        path = _compiled(folder, halfbyte.CompileOptions(target=request.param))
+        return halfbyte.load(path, device=request.param)
     target = CpuTarget.named(request.param)
     if why := obstacle(target):
         pytest.skip(why)
@@ -90,8 +92,8 @@ def _compiled(folder: Path, options: halfbyte.CompileOptions) -> Path:
     return halfbyte.compile(program, folder, options).path
 
 
-def _is_vulkan(bundle: AnyBundle) -> bool:
-    return bundle.manifest.programs[0].target == "vulkan"
+def _on_gpu(bundle: AnyBundle) -> bool:
+    return bundle.manifest.programs[0].target in GPUS
 
 
 def _inputs() -> list[Array]:
@@ -135,7 +137,7 @@ def test_equals_the_references(bundle: AnyBundle) -> None:
             *got, y, got_codes, got_scales = _call(bundle, [x[:rows] for x in xs])
             for layer, value, want, weight in zip(LAYERS, got, wanted, WEIGHTS, strict=True):
                 assert _near(value, want[:rows], weight), (layer, rows)
-            if _is_vulkan(bundle):
+            if _on_gpu(bundle):
                 assert not far_rows(y, int4[:rows])
             else:
                 assert same_bits(y, int4[:rows]), same_by_row(y, int4[:rows])
@@ -144,7 +146,7 @@ def test_equals_the_references(bundle: AnyBundle) -> None:
 
 
 def test_a_row_of_a_batch_equals_the_row_alone(bundle: AnyBundle) -> None:
-    xs, same = _inputs(), same_values if _is_vulkan(bundle) else same_bits
+    xs, same = _inputs(), same_values if _on_gpu(bundle) else same_bits
     together = _call(bundle, xs)
     for row in (0, 1, 7, 50, 100):
         alone = _call(bundle, [x[row : row + 1] for x in xs])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from topk_twin import adversary, topk
-from vulkan_device import no_vulkan
+from vulkan_device import no_device
 
 import halfbyte
 from halfbyte.runtime import Bundle
@@ -34,10 +34,10 @@ class _TopK(torch.nn.Module):
         return tuple(out)
 
 
-@pytest.fixture(scope="module", params=["cpu", "vulkan"])
+@pytest.fixture(scope="module", params=["cpu", "vulkan", "cuda"])
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    if request.param == "vulkan" and no_vulkan():
-        pytest.skip(no_vulkan())
+    if request.param != "cpu" and no_device(request.param):
+        pytest.skip(no_device(request.param))
     rows = torch.export.Dim("T", min=0, max=4096)
     xs = tuple(torch.zeros(2, 5, width, dtype=TORCH[io]) for width, _, _, io in KINDS)
     program = torch.export.export(_TopK(), xs, dynamic_shapes=(tuple({1: rows} for _ in xs),))
