@@ -35,6 +35,7 @@ from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quant
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.linear_calls import linear_call
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
+from halfbyte.lowering.target_limits import check_experts, check_signature
 from halfbyte.lowering.targets.target import Target
 from halfbyte.lowering.tensor_pieces import pieces
 from halfbyte.passes.program import LayerSource, Program, state_value
@@ -95,6 +96,8 @@ class _Splicer:
     def function(self, function: Any) -> None:
         entry = ir.StringAttr(function.attributes["sym_name"]).value
         state = self.imported.state[entry]
+        signature = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+        check_signature(self.target, entry, [*signature.inputs, *signature.results])
         lowerings: Mapping[str, Callable[[str, Any], None]] = {
             "torch.halfbyte.linear": self._linear,
             "torch.halfbyte.fused_linear": self._linear,
@@ -235,6 +238,7 @@ class _Splicer:
         moe, sides = found.kernels, (found.up, found.down)
         x, ids, factors = list(op.operands)[:3]
         name = self._state_name(entry, sides[0][0]).removesuffix(".up_codes")
+        check_experts(self.target, name, moe.experts)
         source = self.program.experts.get(name)
         if source is None:  # a graph that uses the operator itself: its state is the weights
             up, down = ([None if is_none(p) else self._state(entry, p) for p in side] for side in sides)

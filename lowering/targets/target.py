@@ -52,12 +52,14 @@ class Target(abc.ABC):
         """The fields of the manifest's `Program` that say what it needs."""
 
     @property
-    def input_flags(self) -> list[str]:
-        """For iree-compile, of programs that come from torch.
+    def demotes_f64(self) -> bool:
+        """Whether f64 becomes f32: torch's scalars may, arguments and results must not (`check_signature`)."""
+        return False
 
-        Unless told not to, IREE 3.13 reads f64 arguments and parameters as f32.
-        """
-        return ["--iree-input-demote-f64-to-f32=false"]
+    @property
+    def input_flags(self) -> list[str]:
+        """For iree-compile, of programs that come from torch. Unless told not to, IREE 3.13 reads f64 as f32."""
+        return [f"--iree-input-demote-f64-to-f32={str(self.demotes_f64).lower()}"]
 
     @property
     @abc.abstractmethod

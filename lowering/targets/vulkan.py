@@ -104,9 +104,9 @@ class VulkanTarget(Target):
         return THREADS
 
     @property
-    def input_flags(self) -> list[str]:
-        """Few devices compute f64; torch's scalars are of that type, and become f32."""
-        return ["--iree-input-demote-f64-to-f32=true"]
+    def demotes_f64(self) -> bool:
+        """Few devices compute f64."""
+        return True
 
     @property
     def platform(self) -> Platform:
