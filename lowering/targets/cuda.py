@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from halfbyte.errors import UsageError
-from halfbyte.lowering.kernels.attention import AttentionOfThreads, AttentionShape
-from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
 from halfbyte.lowering.kernels.isa import TENSOR_CORES, InstructionSet
 from halfbyte.lowering.kernels.platform import CUDA, Platform
-from halfbyte.lowering.targets.target import Target
+from halfbyte.lowering.targets.gpu import GpuTarget
 
 # IREE 3.13 has no usable sm_90 of its own, so that it is described here; an empty text stands for IREE's.
 _SM_90 = (
@@ -39,7 +37,7 @@ _CUDA = {
 
 
 @dataclass(frozen=True)
-class CudaTarget(Target):
+class CudaTarget(GpuTarget):
     """One architecture of NVIDIA's GPUs; drivers translate its PTX for newer ones.
 
     Attributes:
@@ -86,16 +84,7 @@ class CudaTarget(Target):
         return CUDA
 
     @property
-    def float_unit(self) -> FloatUnit:
-        return FloatUnit.NARROW
-
-    def attention(self, shape: AttentionShape, io: str, cache: str, one_token: bool) -> AttentionOfThreads:
-        return AttentionOfThreads(shape, io, io, cache, self.platform)
-
-    @property
-    def flags(self) -> list[str]:
-        """For iree-compile; see `VulkanTarget.flags` for the first."""
-        flags = ["--iree-scheduling-optimize-bindings=false"]
+    def _device_flags(self) -> list[str]:
         if described := _ARCHITECTURES[self.architecture]:
-            return [*flags, f"--iree-hal-target-device={described}"]
-        return [*flags, "--iree-hal-target-device=cuda", f"--iree-cuda-target={self.architecture}"]
+            return [f"--iree-hal-target-device={described}"]
+        return ["--iree-hal-target-device=cuda", f"--iree-cuda-target={self.architecture}"]

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from halfbyte.errors import UsageError
-from halfbyte.lowering.kernels.attention import AttentionOfThreads, AttentionShape
-from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
 from halfbyte.lowering.kernels.isa import THREADS, InstructionSet
 from halfbyte.lowering.kernels.platform import VULKAN, VULKAN_WITHOUT_DOT, Platform
-from halfbyte.lowering.targets.target import Target
+from halfbyte.lowering.targets.gpu import GpuTarget
 
 # Nothing depends on the size of a subgroup; the limits are those that every device of Vulkan 1.3 has.
 _PORTABLE = (
@@ -43,7 +41,7 @@ _PORTABLES = ("portable", "portable-nodot")
 
 
 @dataclass(frozen=True)
-class VulkanTarget(Target):
+class VulkanTarget(GpuTarget):
     """One kind of Vulkan device.
 
     Attributes:
@@ -113,25 +111,13 @@ class VulkanTarget(Target):
         return VULKAN_WITHOUT_DOT if self.device == "portable-nodot" else VULKAN
 
     @property
-    def float_unit(self) -> FloatUnit:
-        return FloatUnit.NARROW
-
-    def attention(self, shape: AttentionShape, io: str, cache: str, one_token: bool) -> AttentionOfThreads:
-        return AttentionOfThreads(shape, io, io, cache, self.platform)
-
-    @property
-    def flags(self) -> list[str]:
-        """For iree-compile.
-
-        Buffers bound as one at several offsets do not compile in kernels that are written by hand (IREE 3.13).
-        """
-        flags = ["--iree-scheduling-optimize-bindings=false"]
+    def _device_flags(self) -> list[str]:
         if self.device in _PORTABLES:
             dot = "none" if self.device == "portable-nodot" else "dp4xi8toi32"
-            return [*flags, f"--iree-hal-target-device={_PORTABLE.format(dot=dot)}"]
+            return [f"--iree-hal-target-device={_PORTABLE.format(dot=dot)}"]
         if self._is_description:
-            return [*flags, f"--iree-hal-target-device={self.device}"]
-        return [*flags, "--iree-hal-target-device=vulkan", f"--iree-vulkan-target={self.device}"]
+            return [f"--iree-hal-target-device={self.device}"]
+        return ["--iree-hal-target-device=vulkan", f"--iree-vulkan-target={self.device}"]
 
 
 def _subgroups(name: str) -> tuple[int, ...]:
