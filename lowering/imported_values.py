@@ -82,4 +82,5 @@ def constant(value: Any) -> Any:
 
 
 def is_none(value: Any) -> bool:
-    return str(value.type) == "!torch.none"
+    """Whether an operand is torch's None, or left out."""
+    return value is None or str(value.type) == "!torch.none"

@@ -131,3 +131,12 @@ def test_a_device_that_lacks_something_runs_nothing(
     x = random_activations(3, 9, 64)
     results = [halfbyte.load(path, device=device).call("forward", x)[0] for device in ("cpu", "vulkan")]
     assert not far_rows(results[1], results[0])
+
+
+def test_a_program_is_compiled_twice_alike(graph: torch.export.ExportedProgram, tmp_path: Path) -> None:
+    """The second time its linears are halfbyte's own operators already, of a weight without bias."""
+    x, results = random_activations(3, 9, 64), []
+    for name in ("first", "second"):
+        path = halfbyte.compile(graph, tmp_path / name).path
+        results.append(halfbyte.load(path).call("forward", x)[0])
+    np.testing.assert_array_equal(results[0], results[1])
