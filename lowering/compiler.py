@@ -34,7 +34,10 @@ def compile_module(
 
     Raises:
         CompilerError: with the diagnostics of iree-compile.
+
+    $HALFBYTE_IREE_FLAGS holds more flags for every compilation, parted as a shell does.
     """
+    flags = [*flags, *shlex.split(os.environ.get("HALFBYTE_IREE_FLAGS", ""))]
     if dump_dir is not None:
         _dump(dump_dir, text, flags)
     if not cache:

@@ -19,6 +19,7 @@ from halfbyte.runtime.invoke import Function
 from halfbyte.runtime.iree_messages import IREE_ERRORS, one_line
 from halfbyte.runtime.manifest import EntryPoint, Manifest
 from halfbyte.runtime.parameters import Residence, check_mode, load_archive
+from halfbyte.runtime.polling_threads import awake
 from halfbyte.runtime.program import choose_program, compatibility_notes, read_program
 from halfbyte.runtime.signature import check_inputs
 
@@ -152,7 +153,8 @@ def load(
     content = read_program(folder, program)
     try:
         module = rt.VmModule.copy_buffer(instance, content)
-        context = rt.VmContext(instance, [*modules, module])
+        with awake():
+            context = rt.VmContext(instance, [*modules, module])
     except IREE_ERRORS as error:
         raise DeviceError(
             "the program cannot be loaded", where=str(folder / program.file), found=one_line(error)

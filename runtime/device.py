@@ -12,6 +12,7 @@ from iree.runtime import _binding
 from halfbyte.errors import DeviceError
 from halfbyte.runtime.caller_priority import Result, call, usable_cpus
 from halfbyte.runtime.iree_messages import IREE_ERRORS, one_line
+from halfbyte.runtime.polling_threads import awake, lowered
 
 # Driver to the target whose programs it runs.
 TARGETS = {"local-task": "cpu", "local-sync": "cpu", "vulkan": "vulkan", "cuda": "cuda", "hip": "hip"}
@@ -56,7 +57,10 @@ class Device:
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Calls a function that invokes a program on this device and waits for it."""
-        return call(function, self.threads) if self.driver == "local-task" else function()
+        if self.target == "cpu":
+            return call(function, self.threads) if self.driver == "local-task" else function()
+        with awake():
+            return function()
 
 
 def devices() -> list[DeviceInfo]:
@@ -107,7 +111,7 @@ def _create(driver: str, spec: str, threads: int | None) -> rt.HalDevice:
     """Made once and kept, as IREE's own `get_device` does: buffers must not outlive their device."""
     if driver == "local-task":
         return _task_driver(threads).create_device_by_uri(spec)
-    return rt.get_driver(spec).create_device_by_uri(spec)
+    return lowered(lambda: rt.get_driver(spec).create_device_by_uri(spec))
 
 
 def _task_driver(threads: int | None) -> rt.HalDriver:

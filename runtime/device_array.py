@@ -9,6 +9,7 @@ import numpy as np
 
 from halfbyte.errors import UsageError
 from halfbyte.runtime.element_types import ELEMENT_TYPES, ElementType
+from halfbyte.runtime.polling_threads import awake
 
 
 class DeviceArray:
@@ -38,13 +39,14 @@ class DeviceArray:
             dtype: element type as in MLIR.
         """
         element = ELEMENT_TYPES[dtype]
-        view = device.allocator.allocate_buffer_copy(
-            memory_type=rt.MemoryType.DEVICE_LOCAL,
-            allowed_usage=rt.BufferUsage.DEFAULT,
-            device=device,
-            buffer=np.ascontiguousarray(array, dtype=element.carrier).reshape(array.shape),
-            element_type=getattr(rt.HalElementType, element.hal_name),
-        )
+        with awake():
+            view = device.allocator.allocate_buffer_copy(
+                memory_type=rt.MemoryType.DEVICE_LOCAL,
+                allowed_usage=rt.BufferUsage.DEFAULT,
+                device=device,
+                buffer=np.ascontiguousarray(array, dtype=element.carrier).reshape(array.shape),
+                element_type=getattr(rt.HalElementType, element.hal_name),
+            )
         return DeviceArray(device, view, dtype)
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -80,8 +82,9 @@ def _host_values(device: rt.HalDevice, view: rt.HalBufferView) -> np.ndarray[Any
     )
     semaphore = device.create_semaphore(0)
     done = rt.HalFence.create_at(semaphore, 1)
-    device.queue_copy(buffer, staging, rt.HalFence.create_at(semaphore, 0), done)
-    done.wait()
+    with awake():
+        device.queue_copy(buffer, staging, rt.HalFence.create_at(semaphore, 0), done)
+        done.wait()
     return staging.map().asarray(view.shape, dtype)
 
 

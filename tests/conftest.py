@@ -18,6 +18,11 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["HALFBYTE_CACHE"] = tempfile.mkdtemp(prefix="halfbyte-tests-")
     atexit.register(shutil.rmtree, os.environ["HALFBYTE_CACHE"], ignore_errors=True)
 
+# iree-compile verifies what each of its passes has made, which is two fifths of its time and changes no program
+# (tests/lowering/test_compiler.py). What it is given is verified in any case.
+if "HALFBYTE_SLOW" not in os.environ:
+    os.environ.setdefault("HALFBYTE_IREE_FLAGS", "--verify=false")
+
 
 @pytest.fixture(scope="session")
 def checkpoints() -> Path:

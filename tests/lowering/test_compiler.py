@@ -8,10 +8,13 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import test_fp8_moe_kernels as fp8_experts
+from kernel_cases import CASES
 
 from halfbyte.errors import CompilerError
 from halfbyte.lowering import compiler
 from halfbyte.lowering.compiler import cache_folder, compile_module
+from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
 from halfbyte.lowering.targets.cpu import CpuTarget
 
 FLAGS = tuple(CpuTarget.named("host").flags)
@@ -79,3 +82,34 @@ def test_the_kept_command_repeats_the_compilation(own_cache: Path, tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     assert (kept / "module.vmfb").stat().st_size > len(made) / 2
+
+
+def test_flags_of_the_environment_count(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_module(module(6), FLAGS)
+    monkeypatch.setenv("HALFBYTE_IREE_FLAGS", "--iree-opt-level=O1 '--no-such-flag=a b'")
+    with pytest.raises(CompilerError, match="--no-such-flag=a b"):
+        compile_module(module(6), FLAGS)
+
+
+def test_verification_between_passes_changes_no_program(tmp_path: Path) -> None:
+    """All other tests compile without it, conftest.py says why. The file's name is in the program."""
+    target = CpuTarget.named("x86-64-v3")
+    case, fp8 = CASES["min_tokens_3"], fp8_experts.CASES[-1]
+    layers = [ArchivedLayer("linear", case.linear(target.isa, target))]
+    layers += [ArchivedLayer("experts", fp8.kernels(target))]
+    (tmp_path / "module.mlir").write_text(layer_program(layers))
+    tool = Path(sysconfig.get_path("scripts")) / "iree-compile"
+    for verify in ("true", "false"):
+        command = [tool, "module.mlir", *target.flags, f"--verify={verify}", "-o", f"{verify}.vmfb"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+    assert (tmp_path / "true.vmfb").read_bytes() == (tmp_path / "false.vmfb").read_bytes()
+
+
+def test_what_the_compiler_is_given_is_always_verified(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = module(7).replace("%y = arith.addf %x, %c :", "%y = tensor.cast %x : tensor<2xf32> to")
+    wrong = wrong.replace(
+        "to tensor<2xf32>\n  return %y : tensor<2xf32>", "to tensor<3xf32>\n  return %x : tensor<2xf32>"
+    )
+    monkeypatch.setenv("HALFBYTE_IREE_FLAGS", "--verify=false")
+    with pytest.raises(CompilerError, match=r"module\.mlir:3:.*cast"):
+        compile_module(wrong, FLAGS, cache=False)
