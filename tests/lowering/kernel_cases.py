@@ -33,6 +33,9 @@ SHAPES = (
     ),
 )
 ROWS = (0, 1, 2, 3, 4, 5, 7, 8, 9, 17, 49, 97, 130)
+# Up to four rows have a kernel of their own, more go in tiles of 16 or 32: both sides of the borders, several tiles.
+GPU_ROWS = (0, 1, 2, 4, 5, 17, 33, 129)
+MANY = 513
 # The longest sums, and case 31: an odd number of groups that 128 does not divide.
 LARGE = {"kernel_131072": (0, 1, 3, 9), "kernel_8256": (0, 1, 3, 9)}
 
@@ -85,13 +88,28 @@ def cases() -> dict[str, Case]:
 CASES = cases()
 
 
-def rows_of(case: Case) -> tuple[int, ...]:
-    return LARGE.get(case.name.rpartition("_")[0], ROWS)
+def _with_many_rows() -> set[str]:
+    """One case of every mode, of several blocks of columns."""
+    out: dict[tuple[int, int], str] = {}
+    for name, case in CASES.items():
+        outputs, inputs = case.weight.codes.shape
+        if outputs > 64 and inputs < 400 and not case.min_tokens:
+            out.setdefault((case.digits, case.weight.bits), name)
+    return set(out.values())
+
+
+WITH_MANY_ROWS = _with_many_rows()
+
+
+def rows_of(case: Case, usual: tuple[int, ...] = ROWS) -> tuple[int, ...]:
+    """Ascending."""
+    usual = LARGE.get(case.name.rpartition("_")[0], usual)
+    return (*usual, MANY) if case.name in WITH_MANY_ROWS else usual
 
 
 @functools.cache
 def activations(name: str) -> Array:
-    """Ordinary rows with the telling ones among them, as many as the largest batch."""
+    """Ordinary rows with the telling ones among the first, as many as the largest batch."""
     case = CASES[name]
     rows, inputs = max(rows_of(case)), case.weight.codes.shape[1]
     if rows < 20:
