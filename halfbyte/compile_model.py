@@ -94,10 +94,8 @@ def compile_model(
     check_replaceable(out)
     targets, fusions = chosen_targets(options), chosen_fusions(options.fuse)
     if isinstance(model, str | Path):
-        if any(target.platform.is_gpu for target in targets):
-            fusions = frozenset()
-            if options.sample == "program":
-                raise UsageError("programs of GPUs draw no tokens", where="--sample", accepted="host")
+        if options.sample == "program" and any(target.platform.is_gpu for target in targets):
+            raise UsageError("programs of GPUs draw no tokens", where="--sample", accepted="host")
         program, facts = _from_checkpoint(Path(model), options, fusions, watch)
     else:
         program, facts = _from_graph(model, options, watch)
@@ -196,10 +194,6 @@ def _from_checkpoint(
             run_passes(program, [MergeLinears(), *passes_of(fusions)])
         else:
             run_passes(program, [MergeAsBefore(known[1]), FusedAsBefore(known[2])])
-        if not fusions and options.fuse != "none":
-            report.fused["every layer"] = (
-                "nothing: kernels of GPUs have no fused form, and targets share graphs"
-            )
         for number in range(model.config.num_hidden_layers):
             report.attention[f"model.layers.{number}.self_attn"] = f"{DONE}, caches in {options.kv_cache}"
     caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model.config, context))

@@ -45,7 +45,7 @@ from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"
 # Operators without kernels for GPUs.
-_CPU_ALONE = tuple(f"torch.halfbyte.{name}" for name in ("fused_linear", "rotate_append_merged", "sample"))
+_CPU_ALONE = ("torch.halfbyte.sample",)
 
 
 @dataclass
