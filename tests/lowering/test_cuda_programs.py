@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import test_attention_kernels as attention
 import test_fp8_moe_kernels as fp8_experts
+import test_fused_kernels as fused
 import test_moe_kernels as experts
+from gpu_checks import check_fused
 from kernel_cases import CASES, activations, expected
 from layer_bundles import call_layer, compile_layers
 from moe_twin import moe
@@ -40,6 +42,7 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     target, step = CudaTarget.named(request.param), STEPS[request.param]
     isa = target.isa
     layers = [ArchivedLayer(name, case.linear(isa, target)) for name, case in list(CASES.items())[::step]]
+    layers += [ArchivedLayer(name, c.linear(isa, target)) for name, c in list(fused.CASES.items())[::step]]
     layers += [ArchivedLayer(case.name, case.kernels(isa, target)) for case in experts.CASES[::step]]
     layers += [ArchivedLayer(f"fp8_{c.name}", c.kernels(target)) for c in fp8_experts.CASES[::step]]
     folder = tmp_path_factory.mktemp("cuda")
@@ -131,6 +134,15 @@ def test_tiles_for_tensor_cores_are_right(by_definition: Bundle, name: str) -> N
         far = far_rows(got, expected(name, digits)[:rows])
         assert not far, f"{rows} rows, wrong {far}"
         assert case.min_tokens or same_values(got[:4], few)
+
+
+def test_fused_tiles_for_tensor_cores_are_right(tmp_path: Path) -> None:
+    if no_vulkan():
+        pytest.skip(no_vulkan())
+    names, target = ("fused0", "fused1", "fused4"), _TensorCoresByDefinition()
+    bundle = fused.compile_fused(tmp_path / "fused", names, TENSOR_CORES, target, "vulkan")
+    for name in names:
+        check_fused(bundle, name, (4, 5, 130))
 
 
 def test_experts_on_tensor_cores_are_right(tmp_path: Path) -> None:
