@@ -69,6 +69,9 @@ def test_codes_are_rounded_as_the_reference_does(kernels: dict[str, Entry]) -> N
     for name, entry in quantizers.items():
         if "planes" not in name:
             assert entry.count("div.rn.f32") >= 2, name
+        if "_norm" in name:
+            assert entry.count("sqrt.rn.f32") == 1, name
+            assert entry.count("sqrt.approx") == entry.count("rsqrt.approx") == 0, name
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
