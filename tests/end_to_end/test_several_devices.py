@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sysconfig
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch
 from dequantizing_models import GroupedLinear
 from random_layers import random_activations, random_weight
 from rewritten_graphs import Named, export
+from safetensors.numpy import load_file
 from vulkan_device import far_rows, no_vulkan
 
 import halfbyte
@@ -41,6 +43,27 @@ def test_a_program_each_and_one_archive(folder: Path) -> None:
     ]
     [archive] = manifest.parameters
     assert archive.targets == ("cpu", "vulkan", "cuda")
+
+
+def test_all_targets_are_fused(folder: Path) -> None:
+    """They share graphs."""
+    fused = json.loads((folder / "report.json").read_text())["fused"]
+    parts = {name.rpartition(".")[2]: what for name, what in fused.items()}
+    assert len(fused) == 2 * 4 + 1 and parts == {
+        "q_proj+k_proj+v_proj": "RMSNorm before",
+        "o_proj": "residual added after",
+        "gate_proj+up_proj": "RMSNorm before, SwiGLU after",
+        "down_proj": "residual added after",
+        "lm_head": "RMSNorm before",
+    }
+
+
+def test_logits_are_transformers(folder: Path, checkpoints: Path) -> None:
+    values = load_file(checkpoints / "llama-gguf-q4_1" / "expected.safetensors")
+    tokens, logits = [int(token) for token in values["tokens"]], values["logits"]
+    for device in ("cpu", "vulkan"):
+        got = all_logits(halfbyte.load(folder, device=device), tokens)
+        assert np.abs(got - logits).max() <= 2e-4 * np.abs(logits).max()
 
 
 def test_devices_agree(folder: Path) -> None:
