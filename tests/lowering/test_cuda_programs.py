@@ -81,6 +81,7 @@ def test_decoders_are_assembled(architecture: str, tmp_path: Path) -> None:
         pytest.skip("no ptxas: pip install nvidia-cuda-nvcc")
     names = ("smol", "odd", "sinks", "capped", "half", "uneven")
     entries = {f"{name}_some": attention.export(attention.CASES[name], None) for name in names}
+    entries |= {f"{name}_one": attention.export(attention.CASES[name], 1) for name in names[:3]}
     dump = f"--iree-hal-dump-executable-files-to={tmp_path / 'ptx'}"
     options = halfbyte.CompileOptions(target="cuda", cuda_arch=architecture, iree_flags=(dump,), cache=False)
     compiled = halfbyte.compile(Program(entries), tmp_path / "out", options)
@@ -90,6 +91,8 @@ def test_decoders_are_assembled(architecture: str, tmp_path: Path) -> None:
     ours = [entry for name, entry in found.items() if name.startswith("halfbyte_")]
     assert len(ours) >= 2 * len(names) - 1 and len(found) > len(ours)
     assert all(entry.spilled == 0 for entry in ours)
+    for part in ("segments", "join"):
+        assert sum(name.startswith(f"halfbyte_attention_{part}_") for name in found) == 3
 
 
 def test_unknown_architectures_are_refused_with_the_known_ones() -> None:
