@@ -83,7 +83,6 @@ def compile_model(
         CompilerError: iree-compile failed.
         UsageError: options that make no sense, or an output that is not a bundle.
     """
-    from halfbyte.errors import UsageError
     from halfbyte.fusions import chosen_fusions
     from halfbyte.lowering.bundle import check_replaceable
     from halfbyte.lowering.importer import import_entries
@@ -94,8 +93,6 @@ def compile_model(
     check_replaceable(out)
     targets, fusions = chosen_targets(options), chosen_fusions(options.fuse)
     if isinstance(model, str | Path):
-        if options.sample == "program" and any(target.platform.is_gpu for target in targets):
-            raise UsageError("programs of GPUs draw no tokens", where="--sample", accepted="host")
         program, facts = _from_checkpoint(Path(model), options, fusions, watch)
     else:
         program, facts = _from_graph(model, options, watch)
