@@ -19,10 +19,10 @@ from halfbyte.cli.compile_options import (
     OnUnsupportedOption,
     choice,
 )
-from halfbyte.compile_model import Progress
+from halfbyte.compile_phases import Progress
 
 if TYPE_CHECKING:
-    from halfbyte.compile_model import Compiled
+    from halfbyte.write_bundle import Compiled
 
 
 def compile_command(
