@@ -13,7 +13,7 @@ from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
 from halfbyte.checkpoints.expert_layers import experts_module
 from halfbyte.checkpoints.experts import ExpertsShape
 from halfbyte.errors import CheckpointError
-from halfbyte.passes.scheme import Activations, Fp8Scheme
+from halfbyte.passes.scheme import Activations, Fp8Scheme, WeightScheme
 from halfbyte.passes.weighed_inputs import WeighedInputs
 
 # Digit planes that hold a float activation to its own precision.
@@ -71,8 +71,28 @@ def build_model(
                 block = path.rpartition(".")[0]
                 parts: Any = model.get_submodule(block)
                 _replace(model, block, WeighedInputs(parts.router, made, parts.shared_expert, parts.top_k))
+    _replace_tables(checkpoint, model, dtype)
     _replace_parameters(model, lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype))
     return model.eval()
+
+
+def _replace_tables(checkpoint: Checkpoint, model: Any, dtype: torch.dtype) -> None:
+    """Keeps embeddings as they are stored, where no other module computes with their weight."""
+    from halfbyte.passes.tables import FloatTable, IntegerTable
+
+    holders = [id(weight) for _, weight in model.named_parameters(remove_duplicate=False)]
+    for path, module in list(model.named_modules()):
+        # Only the class itself: others do more with their rows, in the dtype of the table.
+        if type(module) is not torch.nn.Embedding or holders.count(id(module.weight)) > 1:
+            continue
+        name = checkpoint.name_of(path)
+        table, stored = checkpoint.tables.get(name), checkpoint.floats.get(f"{name}.weight")
+        shape = (module.num_embeddings, module.embedding_dim)
+        if table is not None:
+            assert isinstance(table.scheme, WeightScheme)
+            _replace(model, path, IntegerTable(table.scheme, shape, dtype))
+        elif stored is not None and stored.dtype.itemsize < dtype.itemsize:
+            _replace(model, path, FloatTable(shape, stored.dtype, dtype))
 
 
 def _quantized_module(

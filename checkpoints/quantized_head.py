@@ -95,7 +95,7 @@ class _RoundedHead(Checkpoint):
             bias=known is not None and known.bias,
             reason=f"rounded by --lm-head int{kind.bits}",
         )
-        shared = {key: getattr(inner, key) for key in ("path", "format", "warnings", "name_of")}
+        shared = {key: getattr(inner, key) for key in ("path", "format", "warnings", "name_of", "tables")}
         super().__init__(
             **shared,
             config=inner.config | {"tie_word_embeddings": False},

@@ -139,6 +139,7 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
     from halfbyte.passes.program import LayerSource, TensorSource
     from halfbyte.passes.quant_experts import QuantExperts
     from halfbyte.passes.quant_linear import QuantLinear
+    from halfbyte.passes.tables import IntegerTable
 
     def weight(layer: str) -> Callable[[], Weight]:
         return lambda: checkpoint.quantized(checkpoint.name_of(layer))
@@ -162,10 +163,26 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
                 zeros = (module.scheme.up.zero, module.scheme.down.zero)
             program.experts[name] = experts_source(checkpoint, module.linears, *zeros)
             program.report.experts[name] = list(module.linears)
+        elif isinstance(module, IntegerTable):
+            for part, value in _table_parts(checkpoint, name).items():
+                program.tensors[f"{name}.{part}"] = TensorSource(f"{name}.{part}", value)
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         key = first.setdefault(id(parameter), name)
-        program.tensors[name] = TensorSource(key, filled(key))
+        program.tensors.setdefault(name, TensorSource(key, filled(key)))
     for name, buffer in model.named_buffers():
         if not buffer.is_meta:
             program.tensors[name] = TensorSource(name, computed(buffer))
+
+
+def _table_parts(checkpoint: Checkpoint, name: str) -> dict[str, Callable[[], torch.Tensor]]:
+    """What an `IntegerTable` holds, read when it is needed."""
+    from halfbyte.passes.tables import table_integers
+    from halfbyte.passes.weight import QuantTensor
+
+    def weight() -> QuantTensor:
+        found = checkpoint.quantized(checkpoint.name_of(name))
+        assert isinstance(found, QuantTensor)
+        return found
+
+    return {"integers": lambda: table_integers(weight()), "scale": lambda: weight().scale}

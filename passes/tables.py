@@ -1,0 +1,64 @@
+"""Embeddings whose tables stay as the file has them: rows are gathered first, and widened then."""
+
+from __future__ import annotations
+
+import torch
+
+from halfbyte.passes.scheme import WeightScheme, Zero
+from halfbyte.passes.weight import FLOAT_DTYPES, QuantTensor
+
+
+class FloatTable(torch.nn.Module):
+    """An embedding in 16 bits within a model of 32: its rows are exact, and its table half as large.
+
+    Args:
+        shape: (V, K).
+        stored: dtype of the table.
+        dtype: of the rows that `forward` gives.
+    """
+
+    def __init__(self, shape: tuple[int, int], stored: torch.dtype, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.weight = _empty(shape, stored)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """int64 [...] -> [..., K]."""
+        return torch.nn.functional.embedding(ids, self.weight).to(self.dtype)
+
+
+class IntegerTable(torch.nn.Module):
+    """An embedding in integers: ``W[v, k] = scale[v, g(k)] * integer[v, k]``, to the bits of the dequantized table.
+
+    Args:
+        scheme: how the table is quantized; symmetric, so that there is one rounding.
+        shape: (V, K).
+        dtype: of the rows that `forward` gives.
+    """
+
+    def __init__(self, scheme: WeightScheme, shape: tuple[int, int], dtype: torch.dtype) -> None:
+        super().__init__()
+        if scheme.zero is not Zero.SYMMETRIC or scheme.act_order:
+            raise ValueError(f"a table in {scheme}")
+        rows, width = shape
+        self.group_size, self.dtype = scheme.group_size, dtype
+        self.integers = _empty(shape, torch.int8)
+        self.scale = _empty((rows, -(-width // scheme.group_size)), FLOAT_DTYPES[scheme.scale_dtype])
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """int64 [...] -> [..., K]."""
+        codes = torch.nn.functional.embedding(ids, self.integers).float()
+        scale = torch.nn.functional.embedding(ids, self.scale).float()
+        width = codes.shape[-1]
+        wide = scale[..., None].expand(*scale.shape, self.group_size).flatten(-2)[..., :width]
+        return (codes * wide).to(self.dtype)
+
+
+def table_integers(weight: QuantTensor) -> torch.Tensor:
+    """int8 [V, K], what an `IntegerTable` keeps of a symmetric weight's codes."""
+    return (weight.codes.to(torch.int16) - (1 << (weight.bits - 1))).to(torch.int8)
+
+
+def _empty(shape: tuple[int, int], dtype: torch.dtype) -> torch.nn.Parameter:
+    """Memory that nothing has touched: it is filled when the archive is written, which reads the file anew."""
+    return torch.nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
