@@ -49,7 +49,7 @@ def build_model(
         CheckpointError: when transformers cannot make the model.
     """
     model = meta_model(checkpoint.config, dtype)
-    _fill_buffers(checkpoint, model)
+    fill_buffers(checkpoint, model)
     for path, module in list(model.named_modules()):
         layer = checkpoint.layers.get(checkpoint.name_of(path))
         if isinstance(module, torch.nn.Linear) and layer is not None and layer.scheme is not None:
@@ -72,7 +72,7 @@ def build_model(
                 parts: Any = model.get_submodule(block)
                 _replace(model, block, WeighedInputs(parts.router, made, parts.shared_expert, parts.top_k))
     _replace_tables(checkpoint, model, dtype)
-    _replace_parameters(model, lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype))
+    replace_parameters(model, lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype))
     return model.eval()
 
 
@@ -134,8 +134,8 @@ def load_float_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32)
     """
 
     model = meta_model(checkpoint.config, dtype)
-    _fill_buffers(checkpoint, model)
-    _replace_parameters(
+    fill_buffers(checkpoint, model)
+    replace_parameters(
         model, lambda name, _: float_parameter(checkpoint, model, name).to(dtype).contiguous().clone()
     )
     return model.eval()
@@ -184,7 +184,7 @@ def _replace(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None
     setattr(model.get_submodule(parent), leaf, module)
 
 
-def _replace_parameters(model: Any, make: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+def replace_parameters(model: torch.nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
     """Puts a CPU tensor in place of every meta parameter; parameters that were one stay one."""
     made: dict[int, torch.nn.Parameter] = {}
     for path, module in model.named_modules():
@@ -195,7 +195,7 @@ def _replace_parameters(model: Any, make: Callable[[str, torch.Tensor], torch.Te
             setattr(module, leaf, made[id(meta)])
 
 
-def _fill_buffers(checkpoint: Checkpoint, model: Any) -> None:
+def fill_buffers(checkpoint: Checkpoint, model: Any) -> None:
     """Reads the buffers that the checkpoint holds, and computes the others by making their modules again on the CPU."""
     for path, module in list(model.named_modules()):
         own = [key for key, value in module.named_buffers(recurse=False) if value.is_meta]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halfbyte.choose_head import choose_head, reason
 from halfbyte.compile_phases import Watch
 from halfbyte.layer_activations import LayerActivations
 from halfbyte.model_facts import Facts, chosen_context, model_facts, torch_dtype
@@ -28,7 +29,6 @@ def program_of_checkpoint(
     path: Path, options: CompileOptions, fusions: frozenset[str], watch: Watch
 ) -> tuple[Program, Facts]:
     from halfbyte.checkpoints import build_model, open_checkpoint
-    from halfbyte.checkpoints.quantized_head import with_head
     from halfbyte.fusions import passes_of
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
     from halfbyte.passes.find_attention import DONE
@@ -39,11 +39,13 @@ def program_of_checkpoint(
     from halfbyte.passes.report import Report, raise_refusals
     from halfbyte.runtime.manifest import Tensor
 
+    activations = LayerActivations.of(vars(options))
     with watch("load"):
-        activations = LayerActivations.of(vars(options))
-        checkpoint = with_head(open_checkpoint(path), options.lm_head)
+        checkpoint = open_checkpoint(path)
+    checkpoint, head = choose_head(checkpoint, options, activations, watch)
+    with watch("load"):
         activations.check_patterns(checkpoint.layers.values())
-        report = Report(warnings=list(checkpoint.warnings))
+        report = Report(warnings=list(checkpoint.warnings), head=head)
         for layer in checkpoint.layers.values():
             report.layers.append(_row(layer, activations, options))
             if layer.refusal is not None:
@@ -52,6 +54,9 @@ def program_of_checkpoint(
                 report.refusals.append(refused)
         if "lm_head" not in checkpoint.layers and checkpoint.config.get("tie_word_embeddings"):
             report.layers.append(_tied_head(checkpoint))
+        for row in report.layers:
+            if row.name == checkpoint.name_of("lm_head"):
+                row.reason = reason(head) or row.reason
         if options.on_unsupported == "error":
             raise_refusals(report.refusals)
     with watch("rewrite"):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-PHASES = ("load", "rewrite", "export", "import", "compile", "write")
+PHASES = ("load", "head", "rewrite", "export", "import", "compile", "write")
 
 
 class Progress:

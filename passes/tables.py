@@ -45,6 +45,11 @@ class IntegerTable(torch.nn.Module):
         self.integers = _empty(shape, torch.int8)
         self.scale = _empty((rows, -(-width // scheme.group_size)), FLOAT_DTYPES[scheme.scale_dtype])
 
+    def fill(self, weight: QuantTensor) -> IntegerTable:
+        """Puts real tensors in place of the empty ones and returns self."""
+        self.integers.data, self.scale.data = table_integers(weight), weight.scale
+        return self
+
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """int64 [...] -> [..., K]."""
         codes = torch.nn.functional.embedding(ids, self.integers).float()
