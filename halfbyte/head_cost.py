@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -36,6 +35,8 @@ def head_cost(own: Checkpoint, rounded: Checkpoint, activations: Activations, ca
     Raises:
         CheckpointError: a tensor with impossible values, or a layer that cannot be dequantized.
     """
+    from halfbyte.lowering.cache import keep
+
     if not cache:
         return _measured(own, rounded, activations)
     place = _place(own, activations)
@@ -44,10 +45,7 @@ def head_cost(own: Checkpoint, rounded: Checkpoint, activations: Activations, ca
     except (OSError, ValueError, KeyError, TypeError):
         pass
     cost = _measured(own, rounded, activations)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    partial = place.with_suffix(f".{os.getpid()}.partial")
-    partial.write_text(json.dumps({"kl": cost}))
-    partial.rename(place)
+    keep(place, json.dumps({"kl": cost}).encode())
     return cost
 
 
@@ -109,7 +107,7 @@ def _tokens(checkpoint: Checkpoint, config: Any) -> list[int]:
 
 def _place(checkpoint: Checkpoint, activations: Activations) -> Path:
     """Of the result in the cache: by the files' names, sizes and times, since reading them all takes longer."""
-    from halfbyte.lowering.compiler import cache_folder
+    from halfbyte.lowering.cache import cache_folder
 
     path = checkpoint.path.resolve()
     digest = hashlib.sha256(f"{path}\0{activations.value}\0".encode())
