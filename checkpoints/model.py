@@ -82,17 +82,19 @@ def _replace_tables(checkpoint: Checkpoint, model: Any, dtype: torch.dtype) -> N
 
     holders = [id(weight) for _, weight in model.named_parameters(remove_duplicate=False)]
     for path, module in list(model.named_modules()):
-        # Only the class itself: others do more with their rows, in the dtype of the table.
-        if type(module) is not torch.nn.Embedding or holders.count(id(module.weight)) > 1:
+        if not isinstance(module, torch.nn.Embedding) or holders.count(id(module.weight)) > 1:
             continue
+        factor = getattr(module, "embed_scale", None)
+        if type(module) is not torch.nn.Embedding and not isinstance(factor, torch.Tensor):
+            continue  # whatever else it does with its rows
         name = checkpoint.name_of(path)
         table, stored = checkpoint.tables.get(name), checkpoint.floats.get(f"{name}.weight")
         shape = (module.num_embeddings, module.embedding_dim)
         if table is not None:
             assert isinstance(table.scheme, WeightScheme)
-            _replace(model, path, IntegerTable(table.scheme, shape, dtype))
+            _replace(model, path, IntegerTable(table.scheme, shape, dtype, factor))
         elif stored is not None and stored.dtype.itemsize < dtype.itemsize:
-            _replace(model, path, FloatTable(shape, stored.dtype, dtype))
+            _replace(model, path, FloatTable(shape, stored.dtype, dtype, factor))
 
 
 def _quantized_module(

@@ -8,40 +8,65 @@ from halfbyte.passes.scheme import WeightScheme, Zero
 from halfbyte.passes.weight import FLOAT_DTYPES, QuantTensor
 
 
-class FloatTable(torch.nn.Module):
+class _Table(torch.nn.Module):
+    def __init__(self, dtype: torch.dtype, factor: torch.Tensor | None) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.register_buffer("factor", None if factor is None else factor.to(dtype), persistent=False)
+
+    def rows(self, wide: torch.Tensor) -> torch.Tensor:
+        """Rounds gathered rows to the dtype, and multiplies them by the factor of families that have one."""
+        rounded = wide.to(self.dtype)
+        return rounded * self.factor if isinstance(self.factor, torch.Tensor) else rounded
+
+
+class FloatTable(_Table):
     """An embedding in 16 bits within a model of 32: its rows are exact, and its table half as large.
 
     Args:
         shape: (V, K).
         stored: dtype of the table.
         dtype: of the rows that `forward` gives.
+        factor: a scalar that rows are multiplied by, in ``dtype`` (Gemma's ``embed_scale``).
     """
 
-    def __init__(self, shape: tuple[int, int], stored: torch.dtype, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        stored: torch.dtype,
+        dtype: torch.dtype,
+        factor: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(dtype, factor)
         self.weight = _empty(shape, stored)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """int64 [...] -> [..., K]."""
-        return torch.nn.functional.embedding(ids, self.weight).to(self.dtype)
+        return self.rows(torch.nn.functional.embedding(ids, self.weight))
 
 
-class IntegerTable(torch.nn.Module):
+class IntegerTable(_Table):
     """An embedding in integers: ``W[v, k] = scale[v, g(k)] * integer[v, k]``, to the bits of the dequantized table.
 
     Args:
         scheme: how the table is quantized; symmetric, so that there is one rounding.
         shape: (V, K).
         dtype: of the rows that `forward` gives.
+        factor: as of `FloatTable`.
     """
 
-    def __init__(self, scheme: WeightScheme, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        scheme: WeightScheme,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        factor: torch.Tensor | None = None,
+    ) -> None:
+        super().__init__(dtype, factor)
         if scheme.zero is not Zero.SYMMETRIC or scheme.act_order:
             raise ValueError(f"a table in {scheme}")
         rows, width = shape
-        self.group_size, self.dtype = scheme.group_size, dtype
+        self.group_size = scheme.group_size
         self.integers = _empty(shape, torch.int8)
         self.scale = _empty((rows, -(-width // scheme.group_size)), FLOAT_DTYPES[scheme.scale_dtype])
 
@@ -56,7 +81,7 @@ class IntegerTable(torch.nn.Module):
         scale = torch.nn.functional.embedding(ids, self.scale).float()
         width = codes.shape[-1]
         wide = scale[..., None].expand(*scale.shape, self.group_size).flatten(-2)[..., :width]
-        return (codes * wide).to(self.dtype)
+        return self.rows(codes * wide)
 
 
 def table_integers(weight: QuantTensor) -> torch.Tensor:

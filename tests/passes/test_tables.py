@@ -37,7 +37,8 @@ def test_only_one_rounding_is_taken() -> None:
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16])
-def test_rows_of_sixteen_bits(stored: torch.dtype) -> None:
-    table = FloatTable((7, 24), stored, torch.float32)
+@pytest.mark.parametrize("factor", [None, torch.tensor(24**0.5)])
+def test_rows_of_sixteen_bits(stored: torch.dtype, factor: torch.Tensor | None) -> None:
+    table = FloatTable((7, 24), stored, torch.float32, factor)
     table.weight.data.normal_()
-    assert torch.equal(table(IDS), table.weight.float()[IDS])
+    assert torch.equal(table(IDS), table.weight.float()[IDS] * (1 if factor is None else factor))
