@@ -1,4 +1,4 @@
-"""Runs a checkpoint's float model with one decoder layer in memory at a time."""
+"""A checkpoint's float model that holds the weights of one decoder layer at a time."""
 
 from __future__ import annotations
 
@@ -12,40 +12,51 @@ from halfbyte.checkpoints.checkpoint import Checkpoint
 from halfbyte.checkpoints.model import fill_buffers, float_parameter, replace_parameters
 
 
-def last_hidden(checkpoint: Checkpoint, tokens: Sequence[int]) -> torch.Tensor:
-    """float32 [T, H]: what the model's head is given for these tokens, behind the last norm.
+def streamed_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
+    """`load_float_model`, to the bits, for models larger than the memory: every call reads all weights anew.
 
-    Weights are dequantized and rounded to bfloat16, each layer's when it is reached, and dropped behind it.
+    Weights are on the meta device. A layer's are read and dequantized when it is called, and dropped behind it.
+
+    Args:
+        checkpoint: an opened checkpoint.
+        dtype: of the parameters; weights are rounded to it once.
 
     Raises:
-        CheckpointError: a tensor with impossible values, or a layer that cannot be dequantized.
+        CheckpointError: when it is called: a tensor with impossible values, or a layer that cannot be dequantized.
     """
-    model = meta_model(checkpoint.config, torch.bfloat16)
+    model = meta_model(checkpoint.config, dtype)
     fill_buffers(checkpoint, model)
-    for path, part in _parts(model.model):
-        _stream(checkpoint, model, f"model.{path}", part)
+    first: dict[int, str] = {}
+    names = {
+        name: first.setdefault(id(value), name)
+        for name, value in model.named_parameters(remove_duplicate=False)
+    }
+    for path, part in _parts(model):
+        _stream(part, lambda name, path=path: float_parameter(checkpoint, model, names[f"{path}.{name}"]))
+    return model.eval()
+
+
+def last_hidden(checkpoint: Checkpoint, tokens: Sequence[int]) -> torch.Tensor:
+    """float32 [T, H]: what the model's head is given for these tokens, behind the last norm, computed in bfloat16."""
+    model = streamed_model(checkpoint, torch.bfloat16)
     with torch.no_grad():
         ids = torch.tensor(list(tokens), dtype=torch.int64)[None]
         return torch.as_tensor(model.model(ids, use_cache=False).last_hidden_state[0]).float()
 
 
-def _parts(decoder: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+def _parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
     """What is called one after the other: the layers one by one, and whatever stands beside them."""
-    for name, part in decoder.named_children():
-        if isinstance(part, torch.nn.ModuleList):
-            yield from ((f"{name}.{number}", layer) for number, layer in part.named_children())
-        else:
-            yield name, part
+    for path in ("model.", ""):
+        for name, part in model.get_submodule(path.rstrip(".")).named_children():
+            if isinstance(part, torch.nn.ModuleList):
+                yield from ((f"{path}{name}.{number}", layer) for number, layer in part.named_children())
+            elif path or name != "model":
+                yield f"{path}{name}", part
 
 
-def _stream(checkpoint: Checkpoint, model: Any, path: str, part: torch.nn.Module) -> None:
+def _stream(part: torch.nn.Module, read: Any) -> None:
     def fill(*_: object) -> None:
-        replace_parameters(
-            part,
-            lambda name, meta: (
-                float_parameter(checkpoint, model, f"{path}.{name}").to(meta.dtype).contiguous()
-            ),
-        )
+        replace_parameters(part, lambda name, meta: read(name).to(meta.dtype).contiguous())
 
     def drop(*_: object) -> None:
         replace_parameters(part, lambda _, value: torch.empty_like(value, device="meta"))

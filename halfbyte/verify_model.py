@@ -90,9 +90,9 @@ def verify(
 ) -> Verification:
     """Compares a bundle with the checkpoint it was compiled from.
 
-    The float model (transformers, float32, weights dequantized) runs once over the tokens. Each quantized layer
-    of the bundle gets the very inputs that layer had there, and is compared with the operator's reference; the
-    bundle's logits are compared with the float model's.
+    The float model (transformers, float32, weights dequantized) runs once over the tokens, with the weights of one
+    decoder layer in memory. Each quantized layer of the bundle gets the very inputs that layer had there, and is
+    compared with the operator's reference; the bundle's logits are compared with the float model's.
 
     Args:
         bundle: a folder written by compile.
@@ -106,8 +106,9 @@ def verify(
         CheckpointError: the bundle does not hold what the checkpoint says.
     """
     from halfbyte.archived_layers import archived_layers
-    from halfbyte.checkpoints import load_float_model, open_checkpoint
+    from halfbyte.checkpoints import open_checkpoint
     from halfbyte.checkpoints.quantized_head import with_head
+    from halfbyte.checkpoints.streamed_model import streamed_model
     from halfbyte.choose_head import chosen_before
     from halfbyte.float_inputs import run_float
     from halfbyte.runtime import load
@@ -120,15 +121,14 @@ def verify(
     numbers = np.asarray(_default_tokens(folder, loaded) if tokens is None else tokens, np.int64)
     if len(numbers) < 2:
         raise UsageError("verify needs at least two tokens", found=str(len(numbers)))
-    float_model = load_float_model(checkpoint)
+    float_model = streamed_model(checkpoint)
     layers = archived_layers(loaded, checkpoint, float_model, report)
     inputs, expected = run_float(float_model, checkpoint, numbers, layers)
     checks = check_layers(folder, loaded, checkpoint, layers, inputs, report["options"])
     got = _logits(loaded, numbers)
     head_kl = None
     if checkpoint is not own:
-        del float_model  # before the other one is read
-        before = run_float(load_float_model(own), own, numbers, [])[1]
+        before = run_float(streamed_model(own), own, numbers, [])[1]
         head_kl = divergence(before, expected)
     return _judge(loaded, checks, numbers, got, expected, limits or Limits(), head_kl)
 

@@ -1,4 +1,4 @@
-"""The float model run layer by layer gives the hidden states of the whole one."""
+"""The float model run layer by layer gives the logits and hidden states of the whole one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from halfbyte.checkpoints import load_float_model, open_checkpoint, streamed_model
-from halfbyte.checkpoints.streamed_model import last_hidden
 
 TOKENS = [3, 99, 20, 7, 7, 21, 4, 50]
 
@@ -16,7 +15,9 @@ TOKENS = [3, 99, 20, 7, 7, 21, 4, 50]
 @pytest.mark.parametrize(
     "name", ["llama-gguf-q4_1", "qwen2-gptq-v1-actorder-g32", "mixtral-ct-w4a16-sharded", "deepseek-w4afp8"]
 )
-def test_hidden_states(checkpoints: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_streamed_model_is_the_whole_one(
+    checkpoints: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     held: list[int] = []
     fill = streamed_model.replace_parameters
 
@@ -26,9 +27,13 @@ def test_hidden_states(checkpoints: Path, name: str, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(streamed_model, "replace_parameters", watched)
     checkpoint = open_checkpoint(checkpoints / name)
-    found = last_hidden(checkpoint, TOKENS)
-    assert held[0::2].count(0) <= 1 and set(held[1::2]) == {0}  # filled and dropped, one after the other
+    model, ids = streamed_model.streamed_model(checkpoint), torch.tensor(TOKENS)[None]
     with torch.no_grad():
-        ids = torch.tensor(TOKENS)[None]
+        assert torch.equal(model(ids).logits, load_float_model(checkpoint)(ids).logits)
+    assert (
+        held and set(held[1::2]) == {0} and 0 not in held[0::2][:1]
+    )  # filled and dropped, one after the other
+    with torch.no_grad():
         want = load_float_model(checkpoint, torch.bfloat16).model(ids, use_cache=False).last_hidden_state[0]
+    found = streamed_model.last_hidden(checkpoint, TOKENS)
     assert found.dtype == torch.float32 and torch.equal(found, want.float())
