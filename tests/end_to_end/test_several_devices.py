@@ -20,7 +20,9 @@ from vulkan_device import far_rows, no_vulkan
 import halfbyte
 from halfbyte.errors import DeviceError
 from halfbyte.lowering.targets.vulkan import VulkanTarget
+from halfbyte.runtime import Conversation
 from halfbyte.runtime.logits import all_logits
+from halfbyte.runtime.sampling import Sampler
 from halfbyte.runtime.vulkan_features import device_features
 
 Compile = Callable[..., Path]
@@ -31,7 +33,7 @@ TOKENS = [1, 5, 17, 40, 3, 99, 20, 7]
 def folder(compiled: Compile) -> Path:
     if no_vulkan():
         pytest.skip(no_vulkan())
-    return compiled("llama-gguf-q4_1", target="cpu,vulkan,cuda")
+    return compiled("llama-gguf-q4_1", target="cpu,vulkan,cuda", sample="program")
 
 
 def test_a_program_each_and_one_archive(folder: Path) -> None:
@@ -72,6 +74,12 @@ def test_devices_agree(folder: Path) -> None:
     assert not far_rows(all_logits(gpu, TOKENS), all_logits(cpu, TOKENS), 1e-4)
     texts = [list(halfbyte.runtime.generate(bundle, TOKENS[:3], max_tokens=20)) for bundle in (cpu, gpu)]
     assert len(texts[0]) > 1 and texts[0] == texts[1]
+    conversation = Conversation(gpu)
+    assert conversation.samples
+    likely = set(np.argsort(-conversation.prefill(TOKENS))[:3].tolist())
+    for seed in range(5):
+        sampler = Sampler(temperature=9.0, top_k=3, seed=seed)
+        assert Conversation(gpu).next_token(TOKENS, sampler) in likely
 
 
 def test_iree_run_module_runs_the_program_of_a_device(folder: Path, tmp_path: Path) -> None:
@@ -87,7 +95,7 @@ def test_iree_run_module_runs_the_program_of_a_device(folder: Path, tmp_path: Pa
 
 def test_one_file_for_all_of_them(folder: Path, compiled: Compile, tmp_path: Path) -> None:
     """The same code as in files of their own, to the bit."""
-    fat = compiled("llama-gguf-q4_1", target="cpu,vulkan,cuda", fat=True)
+    fat = compiled("llama-gguf-q4_1", target="cpu,vulkan,cuda", fat=True, sample="program")
     manifest = halfbyte.load(fat).manifest
     assert [(p.target, p.file) for p in manifest.programs] == [
         (target, "model.vmfb") for target in ("cpu", "vulkan", "cuda")

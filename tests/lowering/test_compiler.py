@@ -11,7 +11,8 @@ import pytest
 
 from halfbyte.errors import CompilerError
 from halfbyte.lowering import compiler
-from halfbyte.lowering.compiler import cache_folder, compile_module
+from halfbyte.lowering.cache import cache_folder
+from halfbyte.lowering.compiler import compile_module
 from halfbyte.lowering.targets.cpu import CpuTarget
 
 FLAGS = tuple(CpuTarget.named("host").flags)
