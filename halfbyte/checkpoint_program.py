@@ -28,6 +28,13 @@ _AFTER_THE_IMPORT = ("target", "cpu", "vulkan_target", "cuda_arch", "fat", "iree
 def program_of_checkpoint(
     path: Path, options: CompileOptions, fusions: frozenset[str], watch: Watch
 ) -> tuple[Program, Facts]:
+    """The program of a checkpoint, its graphs exported and rewritten (or none, where the cache holds their import).
+
+    Raises:
+        CheckpointError: the checkpoint is unreadable, malformed or unknown.
+        UnsupportedLayerError: layers cannot be compiled as asked; all of them are named.
+        UsageError: options that do not fit the model.
+    """
     from halfbyte.checkpoints import build_model, open_checkpoint
     from halfbyte.fusions import passes_of
     from halfbyte.lowering.decoder import cache_shapes, export_decoder

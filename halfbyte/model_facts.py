@@ -27,6 +27,11 @@ class Facts:
 
 
 def chosen_context(config: Any, options: CompileOptions) -> int:
+    """Positions of the caches: as asked, or the model's own limit, at most 2048.
+
+    Raises:
+        UsageError: more than the model has, or too few for a prompt and a token.
+    """
     from halfbyte.errors import UsageError
 
     most = int(getattr(config, "max_position_embeddings", 2048))
@@ -42,12 +47,20 @@ def chosen_context(config: Any, options: CompileOptions) -> int:
 
 
 def torch_dtype(options: CompileOptions) -> torch.dtype:
+    """Of activations."""
     import torch
 
     return {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[options.dtype]
 
 
 def model_facts(raw: dict[str, Any], config: Any, context: int, options: CompileOptions) -> Model:
+    """The manifest's entry of a model.
+
+    Args:
+        raw: the checkpoint's configuration, which may name several tokens that end a text.
+        config: transformers' own of it.
+        context: positions of the caches.
+    """
     from halfbyte.runtime.manifest import Model
 
     def ids(name: str) -> tuple[int, ...]:

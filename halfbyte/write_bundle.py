@@ -51,6 +51,15 @@ def write_bundle(
     options: CompileOptions,
     watch: Watch,
 ) -> Compiled:
+    """Writes a bundle, whole or not at all.
+
+    Args:
+        out: its folder; replaced if it is a bundle.
+        targets: in the order of ``vmfbs``, their compiled programs.
+        parameters: of the archive that all of them share.
+        imported: the program as it was imported, for its entry points.
+        program: with the report.
+    """
     from halfbyte.kept_tokenizer import save_tokenizer
     from halfbyte.lowering.archive import write_archive
     from halfbyte.lowering.bundle import bundle_folder, run_line, write_flag_files, write_json
