@@ -118,10 +118,8 @@ class Transformers:
 
 ENGINES: dict[str, Callable[[Path, int, int], Engine]] = {
     "halfbyte": Halfbyte,
-    "halfbyte_int8": lambda *given: Halfbyte(*given, activations="int8", lm_head="int8"),
-    "halfbyte_int8_bf16": lambda *given: Halfbyte(
-        *given, activations="int8", lm_head="int8", kv_cache="bf16"
-    ),
+    "halfbyte_int8": lambda *given: Halfbyte(*given, activations="int8"),
+    "halfbyte_int8_bf16": lambda *given: Halfbyte(*given, activations="int8", kv_cache="bf16"),
     "llama": LlamaCpp,
     "llama_q4_0": lambda *given: LlamaCpp(*given, q4_0=True),
     "torch_bf16": lambda *given: Transformers(*given, dtype="bfloat16"),

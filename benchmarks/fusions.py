@@ -1,6 +1,6 @@
 """What each fusion gains: microseconds per call of a decoder with all of them, and with all but one.
 
-    python benchmarks/fusions.py MODEL [--rounds 5] [--activations int8] [--lm-head int8]
+    python benchmarks/fusions.py MODEL [--rounds 5] [--activations int8] [--lm-head auto]
 
 Compiles MODEL with every choice of `--fuse`, profiles prefill of 512 tokens and decode of one behind 100 in turns
 (dispatches.py), and prints a table in Markdown of the best rounds.
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--activations", default="int8")
-    parser.add_argument("--lm-head", default="int8")
+    parser.add_argument("--lm-head", default="auto")
     options = parser.parse_args()
     settings = {"activations": options.activations, "lm_head": options.lm_head, "max_context": 1024}
     for label, fuse in choices().items():

@@ -26,11 +26,13 @@ class LayerInfo:
         scheme: how it is quantized; None when the compiled layer computes with float weights.
         activations: what the checkpoint itself asks for.
         bias: whether the layer has one.
-        reason: for scheme None of a layer that is quantized on disk: why it becomes float.
+        reason: for scheme None of a layer that is quantized on disk: why it becomes float; else what a user should
+            know of it.
         refusal: set when the layer cannot be read as asked (a bit width, a group size); compile then refuses
             it, or with ``--on-unsupported float`` takes its dequantized weights when they can be had.
         refused_activations: set when the checkpoint asks for activations that no operator computes; then
             ``activations`` is NONE, and compile has to be told to take those or others.
+        shares: the parameter whose tensor is also this layer's weight, if there is one.
     """
 
     name: str
@@ -42,6 +44,7 @@ class LayerInfo:
     reason: str = ""
     refusal: Refusal | None = None
     refused_activations: Refusal | None = None
+    shares: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,12 @@ class Checkpoint(abc.ABC):
         config: the model configuration as a dict that transformers' ``AutoConfig.for_model`` understands
             (``model_type`` and so on), without any quantization_config.
         layers: every linear layer, by module path, in model order; quantized and float ones, lm_head included
-            (a tied lm_head only if the file itself holds one).
+            (a tied lm_head only if the file itself holds one, or holds their tensor in integers).
         floats: every tensor that a float parameter of the model can be filled from, by the model's own
             parameter name (``model.embed_tokens.weight``, norms, biases, float linears, and the dequantized
             ``.weight`` of quantized layers whose ``scheme`` is None).
+        tables: embeddings that the file holds in integers, by module path; `quantized` reads them, and ``floats`` has
+            them dequantized.
         warnings: contradictions between configuration and tensors, notes on what was assumed.
         name_of: from the model's own name of a layer or parameter to the one that ``layers`` and ``floats`` use.
     """
@@ -77,10 +82,11 @@ class Checkpoint(abc.ABC):
     floats: Mapping[str, FloatInfo]
     warnings: list[str] = field(default_factory=list)
     name_of: Callable[[str], str] = str
+    tables: Mapping[str, LayerInfo] = field(default_factory=dict)
 
     @abc.abstractmethod
     def quantized(self, layer: str) -> Weight:
-        """Reads, checks and unpacks the weight of a layer whose `LayerInfo.scheme` is set.
+        """Reads, checks and unpacks the weight of a layer, or table, whose `LayerInfo.scheme` is set.
 
         Raises:
             CheckpointError: naming the layer and the tensor, when its values are impossible (NaN scales, zero

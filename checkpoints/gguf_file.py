@@ -12,7 +12,7 @@ from halfbyte.checkpoints import gguf_blocks as blocks
 from halfbyte.checkpoints.architecture import Architecture, LinearShape
 from halfbyte.checkpoints.checkpoint import Checkpoint, FloatInfo, LayerInfo
 from halfbyte.checkpoints.decoder_shapes import architecture_of
-from halfbyte.checkpoints.float_parameters import HEAD, drop_zero_biases, match_parameters
+from halfbyte.checkpoints.float_parameters import EMBEDDING, HEAD, drop_zero_biases, match_parameters
 from halfbyte.checkpoints.folder import path_inside
 from halfbyte.checkpoints.gguf_config import differences, gguf_config
 from halfbyte.checkpoints.gguf_header import GgufTensor, read_gguf_header
@@ -21,8 +21,10 @@ from halfbyte.checkpoints.json_file import read_json_object
 from halfbyte.checkpoints.tokenizer import gguf_tokenizer_source, save_gguf_tokenizer
 from halfbyte.errors import CheckpointError
 from halfbyte.passes.report import Refusal
+from halfbyte.passes.scheme import Zero
 from halfbyte.passes.weight import QuantTensor
 
+_TABLE = "token_embd.weight"
 _COMPUTED = ("rope_freqs.weight",)
 _ACCEPTED = ", ".join([*blocks.INTEGER, "f16", "bf16", "f32"])
 
@@ -44,7 +46,8 @@ class GgufCheckpoint(Checkpoint):
     chat_template: str | None
 
     def quantized(self, layer: str) -> QuantTensor:
-        if self.layers[layer].scheme is None:
+        found_as = self.tables.get(layer) or self.layers[layer]
+        if found_as.scheme is None:
             raise KeyError(layer)
         tensor = self.tensors[f"{layer}.weight"]
         found = blocks.integer_rows(self._rows(layer, tensor.read()), tensor.type)
@@ -103,6 +106,11 @@ def open_gguf(file: Path, given: Path | None = None) -> GgufCheckpoint:
     warnings.extend(_compare_beside(file, config))
     architecture = architecture_of(config)
     tensors = _by_model_names(header.tensors, warnings)
+    table = tensors.get(f"{EMBEDDING}.weight")
+    if architecture.tied and f"{HEAD}.weight" not in tensors and table and table.type in blocks.INTEGER:
+        # The head computes with the codes of the table, as any other layer does with its own.
+        tensors[f"{HEAD}.weight"] = table
+        config["tie_word_embeddings"] = False
     stored = {name: _stored(tensor) for name, tensor in tensors.items()}
     found = match_parameters(architecture, stored, (), tied=architecture.tied, where=file.name)
     unused = [name for name in tensors if name not in found]
@@ -123,6 +131,7 @@ def open_gguf(file: Path, given: Path | None = None) -> GgufCheckpoint:
         layers=layers,
         floats=_floats(found, quantized, layers, tensors),
         warnings=warnings,
+        tables={} if table is None else _tables(table),
         file=file,
         tensors=tensors,
         heads=_rotary_heads(config, architecture),
@@ -141,7 +150,20 @@ def _layer(name: str, linear: LinearShape, tensor: GgufTensor) -> LayerInfo:
     else:
         refusal = Refusal(name, f"gguf type {tensor.type}", _ACCEPTED, "convert the model to Q4_0 or Q4_K")
     storage, bias = f"gguf {tensor.type}", linear.bias
-    return LayerInfo(name, linear.shape, storage, scheme, bias=bias, reason=reason, refusal=refusal)
+    shares = f"{EMBEDDING}.weight" if name == HEAD and tensor.name == _TABLE else ""
+    return LayerInfo(
+        name, linear.shape, storage, scheme, bias=bias, reason=reason, refusal=refusal, shares=shares
+    )
+
+
+def _tables(embedding: GgufTensor) -> dict[str, LayerInfo]:
+    """The embedding, if one multiplication makes its values of its codes: there is nothing to round twice."""
+    block = blocks.INTEGER.get(embedding.type)
+    if block is None or block.zero is not Zero.SYMMETRIC:
+        return {}
+    rows, width = embedding.shape
+    scheme = block.scheme(width)
+    return {EMBEDDING: LayerInfo(EMBEDDING, (rows, width), f"gguf {embedding.type}", scheme)}
 
 
 def _floats(

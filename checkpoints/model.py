@@ -13,7 +13,7 @@ from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
 from halfbyte.checkpoints.expert_layers import experts_module
 from halfbyte.checkpoints.experts import ExpertsShape
 from halfbyte.errors import CheckpointError
-from halfbyte.passes.scheme import Activations, Fp8Scheme
+from halfbyte.passes.scheme import Activations, Fp8Scheme, WeightScheme
 from halfbyte.passes.weighed_inputs import WeighedInputs
 
 # Digit planes that hold a float activation to its own precision.
@@ -49,7 +49,7 @@ def build_model(
         CheckpointError: when transformers cannot make the model.
     """
     model = meta_model(checkpoint.config, dtype)
-    _fill_buffers(checkpoint, model)
+    fill_buffers(checkpoint, model)
     for path, module in list(model.named_modules()):
         layer = checkpoint.layers.get(checkpoint.name_of(path))
         if isinstance(module, torch.nn.Linear) and layer is not None and layer.scheme is not None:
@@ -71,8 +71,30 @@ def build_model(
                 block = path.rpartition(".")[0]
                 parts: Any = model.get_submodule(block)
                 _replace(model, block, WeighedInputs(parts.router, made, parts.shared_expert, parts.top_k))
-    _replace_parameters(model, lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype))
+    _replace_tables(checkpoint, model, dtype)
+    replace_parameters(model, lambda _, meta: torch.empty(meta.shape, dtype=meta.dtype))
     return model.eval()
+
+
+def _replace_tables(checkpoint: Checkpoint, model: Any, dtype: torch.dtype) -> None:
+    """Keeps embeddings as they are stored, where no other module computes with their weight."""
+    from halfbyte.passes.tables import FloatTable, IntegerTable
+
+    holders = [id(weight) for _, weight in model.named_parameters(remove_duplicate=False)]
+    for path, module in list(model.named_modules()):
+        if not isinstance(module, torch.nn.Embedding) or holders.count(id(module.weight)) > 1:
+            continue
+        factor = getattr(module, "embed_scale", None)
+        if type(module) is not torch.nn.Embedding and not isinstance(factor, torch.Tensor):
+            continue  # whatever else it does with its rows
+        name = checkpoint.name_of(path)
+        table, stored = checkpoint.tables.get(name), checkpoint.floats.get(f"{name}.weight")
+        shape = (module.num_embeddings, module.embedding_dim)
+        if table is not None:
+            assert isinstance(table.scheme, WeightScheme)
+            _replace(model, path, IntegerTable(table.scheme, shape, dtype, factor))
+        elif stored is not None and stored.dtype.itemsize < dtype.itemsize:
+            _replace(model, path, FloatTable(shape, stored.dtype, dtype, factor))
 
 
 def _quantized_module(
@@ -114,8 +136,8 @@ def load_float_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32)
     """
 
     model = meta_model(checkpoint.config, dtype)
-    _fill_buffers(checkpoint, model)
-    _replace_parameters(
+    fill_buffers(checkpoint, model)
+    replace_parameters(
         model, lambda name, _: float_parameter(checkpoint, model, name).to(dtype).contiguous().clone()
     )
     return model.eval()
@@ -164,7 +186,7 @@ def _replace(model: torch.nn.Module, name: str, module: torch.nn.Module) -> None
     setattr(model.get_submodule(parent), leaf, module)
 
 
-def _replace_parameters(model: Any, make: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+def replace_parameters(model: torch.nn.Module, make: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
     """Puts a CPU tensor in place of every meta parameter; parameters that were one stay one."""
     made: dict[int, torch.nn.Parameter] = {}
     for path, module in model.named_modules():
@@ -175,7 +197,7 @@ def _replace_parameters(model: Any, make: Callable[[str, torch.Tensor], torch.Te
             setattr(module, leaf, made[id(meta)])
 
 
-def _fill_buffers(checkpoint: Checkpoint, model: Any) -> None:
+def fill_buffers(checkpoint: Checkpoint, model: Any) -> None:
     """Reads the buffers that the checkpoint holds, and computes the others by making their modules again on the CPU."""
     for path, module in list(model.named_modules()):
         own = [key for key, value in module.named_buffers(recurse=False) if value.is_meta]

@@ -12,7 +12,7 @@ from halfbyte.errors import UsageError
 from halfbyte.passes.scheme import WeightScheme, Zero
 from halfbyte.passes.weight import QuantTensor, Weight, dtype_name
 
-HEAD_CHOICES = ("keep", "int8", "int4")
+_CHOICES = ("keep", "int8", "int4")
 _HEAD, _EMBEDDING = "lm_head", "model.embed_tokens.weight"
 _ROWS = 4096  # rounded at a time, so that memory holds little beside the codes
 
@@ -22,7 +22,29 @@ class _Kind(NamedTuple):
     group: int
 
 
+class FloatHead(NamedTuple):
+    """A head in float: its name, the tensor that holds its weight (a tied one's is the embedding's), and its shape."""
+
+    name: str
+    stored: str
+    shape: tuple[int, int]
+    bias: bool
+
+
 _KINDS = {"int8": _Kind(8, 64), "int4": _Kind(4, 32)}
+
+
+def float_head(checkpoint: Checkpoint) -> FloatHead | None:
+    """The head that could be rounded; None if it is quantized already, or not there."""
+    name = checkpoint.name_of(_HEAD)
+    layer, own = checkpoint.layers.get(name), f"{name}.weight"
+    if layer is not None and (layer.scheme is not None or layer.refusal is not None):
+        return None
+    stored = own if own in checkpoint.floats else checkpoint.name_of(_EMBEDDING)
+    if stored not in checkpoint.floats:
+        return None
+    rows, width = checkpoint.floats[stored].shape
+    return FloatHead(name, stored, (rows, width), layer is not None and layer.bias)
 
 
 def with_head(checkpoint: Checkpoint, choice: str) -> Checkpoint:
@@ -37,9 +59,7 @@ def with_head(checkpoint: Checkpoint, choice: str) -> Checkpoint:
         return checkpoint
     kind, name = _KINDS.get(choice), checkpoint.name_of(_HEAD)
     if kind is None:
-        raise UsageError(
-            "no such choice", where="lm_head", found=repr(choice), accepted=", ".join(HEAD_CHOICES)
-        )
+        raise UsageError("no such choice", where="lm_head", found=repr(choice), accepted=", ".join(_CHOICES))
     layer = checkpoint.layers.get(name)
     if layer is not None and (layer.scheme is not None or layer.refusal is not None):
         raise UsageError(
@@ -49,12 +69,10 @@ def with_head(checkpoint: Checkpoint, choice: str) -> Checkpoint:
             accepted="a head in float",
             advice="leave --lm-head at keep",
         )
-    stored = f"{name}.weight"
-    if stored not in checkpoint.floats:
-        stored = checkpoint.name_of(_EMBEDDING)
-    if stored not in checkpoint.floats:
+    head = float_head(checkpoint)
+    if head is None:
         raise UsageError("this checkpoint has no head that could be rounded", where=name)
-    return _RoundedHead(checkpoint, name, stored, kind)
+    return _RoundedHead(checkpoint, head, kind)
 
 
 def rounded(name: str, weight: torch.Tensor, bits: int, group: int) -> QuantTensor:
@@ -79,9 +97,8 @@ def rounded(name: str, weight: torch.Tensor, bits: int, group: int) -> QuantTens
 
 
 class _RoundedHead(Checkpoint):
-    def __init__(self, inner: Checkpoint, name: str, stored: str, kind: _Kind) -> None:
-        found = inner.floats[stored]
-        shape = (found.shape[0], found.shape[1])
+    def __init__(self, inner: Checkpoint, head: FloatHead, kind: _Kind) -> None:
+        name, stored, shape, bias = head
         one_group = shape[1] <= kind.group
         scheme = WeightScheme(
             shape[1] if one_group else kind.group, one_group, Zero.SYMMETRIC, "f32", False, kind.bits
@@ -90,12 +107,12 @@ class _RoundedHead(Checkpoint):
         layer = LayerInfo(
             name,
             shape,
-            known.storage if known is not None else f"float {dtype_name(found.dtype)}",
+            known.storage if known is not None else f"float {dtype_name(inner.floats[stored].dtype)}",
             scheme,
-            bias=known is not None and known.bias,
+            bias=bias,
             reason=f"rounded by --lm-head int{kind.bits}",
         )
-        shared = {key: getattr(inner, key) for key in ("path", "format", "warnings", "name_of")}
+        shared = {key: getattr(inner, key) for key in ("path", "format", "warnings", "name_of", "tables")}
         super().__init__(
             **shared,
             config=inner.config | {"tie_word_embeddings": False},

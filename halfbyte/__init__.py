@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING, Any
 from halfbyte.errors import HalfbyteError
 
 if TYPE_CHECKING:
-    from halfbyte.compile_model import Compiled, Progress
     from halfbyte.compile_model import compile_model as compile
+    from halfbyte.compile_phases import Progress
     from halfbyte.inspect_model import inspect
     from halfbyte.lowering.options import CompileOptions
     from halfbyte.rewrite_model import rewrite
     from halfbyte.runtime import load
+    from halfbyte.write_bundle import Compiled
 
 __version__ = "0.3.0"
 __all__ = ["CompileOptions", "Compiled", "HalfbyteError", "Progress", "compile", "inspect", "load", "rewrite"]
 
 _HOMES = {
     "CompileOptions": ("halfbyte.lowering.options", "CompileOptions"),
-    "Compiled": ("halfbyte.compile_model", "Compiled"),
-    "Progress": ("halfbyte.compile_model", "Progress"),
+    "Compiled": ("halfbyte.write_bundle", "Compiled"),
+    "Progress": ("halfbyte.compile_phases", "Progress"),
     "compile": ("halfbyte.compile_model", "compile_model"),
     "inspect": ("halfbyte.inspect_model", "inspect"),
     "load": ("halfbyte.runtime", "load"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,8 @@ _FILES = ("tokenizer.json", "tokenizer_config.json")
 
 def save_tokenizer(checkpoint: Checkpoint, folder: Path, cache: bool) -> list[str]:
     """`Checkpoint.save_tokenizer`, from the cache where it holds what the same source was converted to."""
+    from halfbyte.lowering.cache import keep
+
     source = checkpoint.tokenizer_source() if cache else None
     if source is None:
         return checkpoint.save_tokenizer(folder)
@@ -32,16 +33,13 @@ def save_tokenizer(checkpoint: Checkpoint, folder: Path, cache: bool) -> list[st
     names = checkpoint.save_tokenizer(folder)
     if names:
         files = {name: (folder / name).read_text(encoding="utf-8") for name in names}
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        partial = kept.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps({"files": files, "warnings": checkpoint.warnings[before:]}))
-        partial.rename(kept)
+        keep(kept, json.dumps({"files": files, "warnings": checkpoint.warnings[before:]}).encode())
     return names
 
 
 def _place(source: bytes) -> Path:
     from halfbyte.checkpoints import tokenizer
-    from halfbyte.lowering.compiler import cache_folder
+    from halfbyte.lowering.cache import cache_folder
 
     digest = hashlib.sha256(source)
     for package in _CONVERTERS:

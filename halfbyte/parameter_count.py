@@ -47,7 +47,7 @@ def count_parameters(checkpoint: Checkpoint) -> ParameterCount:
 
     layers = checkpoint.layers
     others = [info for name, info in checkpoint.floats.items() if name.removesuffix(".weight") not in layers]
-    total = sum(math.prod(layer.shape) for layer in layers.values())
+    total = sum(math.prod(layer.shape) for layer in layers.values() if not layer.shares)
     total += sum(math.prod(info.shape) for info in others)
     blocks: dict[str, set[str]] = {}
     routed = 0

@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halfbyte.check_layers import LayerCheck, check_layers
+from halfbyte.divergence import divergence
 from halfbyte.errors import UsageError
+from halfbyte.sample_text import sample_tokens
 
 if TYPE_CHECKING:
     from halfbyte.runtime import Bundle
-
-_TEXT = (
-    "A weight that has been cut down to four bits still knows roughly where it was. The scale says how far apart "
-    "sixteen marks stand, and the code says at which of them the weight came to rest."
-)
 
 
 @dataclass(frozen=True)
@@ -93,9 +90,9 @@ def verify(
 ) -> Verification:
     """Compares a bundle with the checkpoint it was compiled from.
 
-    The float model (transformers, float32, weights dequantized) runs once over the tokens. Each quantized layer
-    of the bundle gets the very inputs that layer had there, and is compared with the operator's reference; the
-    bundle's logits are compared with the float model's.
+    The float model (transformers, float32, weights dequantized) runs once over the tokens, with the weights of one
+    decoder layer in memory. Each quantized layer of the bundle gets the very inputs that layer had there, and is
+    compared with the operator's reference; the bundle's logits are compared with the float model's.
 
     Args:
         bundle: a folder written by compile.
@@ -109,8 +106,10 @@ def verify(
         CheckpointError: the bundle does not hold what the checkpoint says.
     """
     from halfbyte.archived_layers import archived_layers
-    from halfbyte.checkpoints import load_float_model, open_checkpoint
+    from halfbyte.checkpoints import open_checkpoint
     from halfbyte.checkpoints.quantized_head import with_head
+    from halfbyte.checkpoints.streamed_model import streamed_model
+    from halfbyte.choose_head import chosen_before
     from halfbyte.float_inputs import run_float
     from halfbyte.runtime import load
 
@@ -118,32 +117,27 @@ def verify(
     loaded = load(folder, device=device, threads=threads)
     report = json.loads((folder / "report.json").read_text())
     own = open_checkpoint(Path(model))
-    checkpoint = with_head(own, report["options"].get("lm_head", "keep"))
-    numbers = np.asarray(tokens if tokens is not None else _default_tokens(folder, loaded), np.int64)
+    checkpoint = with_head(own, chosen_before(report))
+    numbers = np.asarray(_default_tokens(folder, loaded) if tokens is None else tokens, np.int64)
     if len(numbers) < 2:
         raise UsageError("verify needs at least two tokens", found=str(len(numbers)))
-    float_model = load_float_model(checkpoint)
+    float_model = streamed_model(checkpoint)
     layers = archived_layers(loaded, checkpoint, float_model, report)
     inputs, expected = run_float(float_model, checkpoint, numbers, layers)
     checks = check_layers(folder, loaded, checkpoint, layers, inputs, report["options"])
     got = _logits(loaded, numbers)
     head_kl = None
     if checkpoint is not own:
-        del float_model  # before the other one is read
-        before = run_float(load_float_model(own), own, numbers, [])[1]
-        head_kl = _divergence(before, expected)
+        before = run_float(streamed_model(own), own, numbers, [])[1]
+        head_kl = divergence(before, expected)
     return _judge(loaded, checks, numbers, got, expected, limits or Limits(), head_kl)
 
 
 def _default_tokens(folder: Path, bundle: Bundle) -> list[int]:
-    from halfbyte.runtime.tokenizer import Tokenizer
-
-    vocabulary, context = bundle.manifest.model.vocabulary or 2, bundle.manifest.model.max_context or 64
-    if bundle.manifest.tokenizer:
-        found = list(Tokenizer(folder).encode(_TEXT))[: min(64, context - 1)]
-        if len(found) >= 2:
-            return found
-    return [int(token) for token in np.random.default_rng(0).integers(0, vocabulary, min(32, context - 1))]
+    model = bundle.manifest.model
+    return sample_tokens(
+        folder, bool(bundle.manifest.tokenizer), model.vocabulary or 2, model.max_context or 64
+    )
 
 
 def _logits(bundle: Bundle, tokens: np.ndarray[Any, Any]) -> dict[str, np.ndarray[Any, Any]]:
@@ -173,7 +167,7 @@ def _judge(
     logits_limit, kl_limit = limits.settled(wide, dynamic)
     forward, largest = got["forward"], float(np.abs(expected).max())
     error = float(np.abs(forward - expected).max() / largest)
-    kl = _divergence(expected, forward)
+    kl = divergence(expected, forward)
     agreement = float((forward.argmax(-1) == expected.argmax(-1)).mean())
     step_error = float(np.abs(got["step"] - forward[-1]).max() / largest)
     failures = []
@@ -192,15 +186,3 @@ def _judge(
     return Verification(
         tuple(checks), len(tokens), error, max(kl, 0.0), agreement, step_error, tuple(failures), head_kl
     )
-
-
-def _divergence(expected: np.ndarray[Any, Any], got: np.ndarray[Any, Any]) -> float:
-    """Mean over the rows, in nats."""
-    p, q = _log_softmax(expected), _log_softmax(got)
-    return float((np.exp(p) * (p - q)).sum(-1).mean())
-
-
-def _log_softmax(logits: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    wide = logits.astype(np.float64)
-    wide -= wide.max(-1, keepdims=True)
-    return np.asarray(wide - np.log(np.exp(wide).sum(-1, keepdims=True)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from halfbyte.lowering.imported_values import Shaped, constant, is_none
-from halfbyte.lowering.kernels.attention import AttentionShape
+from halfbyte.lowering.kernels.attention import SEGMENT_BLOCKS, AttentionOfThreads, AttentionShape
 from halfbyte.lowering.kernels.generator import Kernel, render
 from halfbyte.lowering.kernels.kv_append import KvAppend, Rotation
 from halfbyte.lowering.targets.target import Target
@@ -44,19 +44,31 @@ def _attention(target: Target, op: Any) -> Called:
     kernel = target.attention(shape, queries.dtype, cache.dtype, tokens == 1)
     out = Shaped((tokens, heads * value_width), queries.dtype).type
     symbol = f"{kernel.symbol}_h{heads}_{_count(tokens)}_{_count(blocks)}"
-    text = render(
-        "attention_tokens.mlir.j2",
-        name=symbol,
-        kernel=kernel.symbol,
-        q=queries.type,
-        keys=cache.type,
-        values=Shaped.of(values).type,
-        sinks="" if is_none(sinks) else Shaped.of(sinks).type,
-        out=out,
-        Hkv=key_heads,
-        T=tokens,
-        B=blocks,
-    )
+    types = {
+        "q": queries.type,
+        "keys": cache.type,
+        "values": Shaped.of(values).type,
+        "sinks": "" if is_none(sinks) else Shaped.of(sinks).type,
+        "out": out,
+    }
+    sizes = {"Hkv": key_heads, "T": tokens, "B": blocks}
+    several = blocks is None or blocks > SEGMENT_BLOCKS
+    if isinstance(kernel, AttentionOfThreads) and tokens == 1 and several:
+        parts = (replace(kernel, part="segments"), replace(kernel, part="join"))
+        symbol = f"{parts[0].symbol}_h{heads}_{_count(blocks)}"
+        text = render(
+            "attention_segments.mlir.j2",
+            name=symbol,
+            segments=parts[0].symbol,
+            join=parts[1].symbol,
+            Hq=heads,
+            width=kernel.kept_width,
+            segment_blocks=SEGMENT_BLOCKS,
+            **types,
+            **sizes,
+        )
+        return Called(symbol, text, operands, (out,), parts)
+    text = render("attention_tokens.mlir.j2", name=symbol, kernel=kernel.symbol, **types, **sizes)
     return Called(symbol, text, operands, (out,), (kernel,))
 
 

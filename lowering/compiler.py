@@ -12,9 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 import filelock
-import platformdirs
 
 from halfbyte.errors import CompilerError
+from halfbyte.lowering.cache import cache_folder, keep
 
 _KEPT_LINES = 40
 
@@ -51,16 +51,8 @@ def compile_module(
         if kept.is_file():
             return kept.read_bytes(), True
         program = _run(text, flags, dump_dir)
-        partial = kept.with_suffix(f".{os.getpid()}.partial")
-        partial.write_bytes(program)
-        partial.rename(kept)
+        keep(kept, program)
         return program, False
-
-
-def cache_folder() -> Path:
-    """Where compiled programs are kept: $HALFBYTE_CACHE, or the user's cache folder."""
-    chosen = os.environ.get("HALFBYTE_CACHE")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("halfbyte")) / "programs"
 
 
 def _executable() -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from halfbyte.lowering.compiler import cache_folder
+from halfbyte.lowering.cache import cache_folder, keep
 from halfbyte.lowering.importer import Imported, TensorType
 from halfbyte.passes.program import Merge, Program
 
@@ -72,10 +72,7 @@ class KeptImport:
             return
         merges = {name: asdict(one) for name, one in program.merges.items()}
         kept = {**asdict(imported), "merges": merges, "fused": program.report.fused}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_text(json.dumps(kept, default=_dtype_name), encoding="utf-8")
-        partial.rename(self.path)
+        keep(self.path, json.dumps(kept, default=_dtype_name).encode())
 
 
 def _traced_with() -> Iterator[str | bytes]:

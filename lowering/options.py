@@ -26,8 +26,9 @@ class CompileOptions:
             separated by commas.
         cuda_arch: names of `halfbyte.lowering.targets.cuda`, separated by commas: a program for each.
         fat: one .vmfb for all targets, of one kind each, instead of one per target.
-        lm_head: ``keep`` leaves the head as the checkpoint has it; ``int8`` (groups of 64) and ``int4`` (of 32) round
-            one that is in float. `verify` tells what that costs.
+        lm_head: ``auto`` rounds a large head in float to 8 bits if that is measured to cost little
+            (`halfbyte.choose_head`); ``keep`` leaves the head as the checkpoint has it; ``int8`` (groups of 64) and
+            ``int4`` (of 32) round one that is in float. `verify` tells what that costs.
         on_unsupported: ``error`` refuses a model with layers that cannot be computed as quantized; ``float``
             computes those with their dequantized weights.
         dtype: of activations: ``f32``, ``f16`` or ``bf16``.
@@ -51,7 +52,7 @@ class CompileOptions:
     vulkan_target: str = "portable"
     cuda_arch: str = "sm_80"
     fat: bool = False
-    lm_head: Literal["keep", "int8", "int4"] = "keep"
+    lm_head: Literal["auto", "keep", "int8", "int4"] = "auto"
     on_unsupported: Literal["error", "float"] = "error"
     dtype: Literal["f32", "f16", "bf16"] = "f32"
     kv_cache: Literal["f32", "f16", "bf16"] = "f32"

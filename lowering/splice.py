@@ -44,8 +44,6 @@ from halfbyte.passes.scheme import Activations, mode_name
 from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"
-# Operators without kernels for GPUs.
-_CPU_ALONE = tuple(f"torch.halfbyte.{name}" for name in ("fused_linear", "rotate_append_merged", "sample"))
 
 
 @dataclass
@@ -112,7 +110,7 @@ class _Splicer:
         }
         for op in operators(function):
             name = ir.StringAttr(op.attributes["name"]).value
-            if name not in lowerings or (name in _CPU_ALONE and self.target.platform.is_gpu):
+            if name not in lowerings:
                 raise CompilerError(
                     "this operator has no lowering",
                     where=f"entry point {entry}",
@@ -336,7 +334,7 @@ class _Splicer:
         replace(op, call(name, [Shaped.of(result).type for result in op.results], [builtin(x)]))
 
     def _sample(self, entry: str, op: Any) -> None:
-        [size], kernel = Shaped.of(op.operands[0]).shape, Sample()
+        [size], kernel = Shaped.of(op.operands[0]).shape, Sample(self.target.platform)
         self._use([kernel])
         name = f"{kernel.symbol}_{size}"
         self.helpers[name] = render("sample_row.mlir.j2", name=name, kernel=kernel.symbol, V=size)

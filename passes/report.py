@@ -60,6 +60,8 @@ class Report:
         fused: by the layer in the archive, what is computed together with it (`passes.fuse_linears`).
         experts: linears of the experts of a block, by the name of its experts in the archive.
         attention: what computes each attention, or why it was left alone.
+        head: which head was chosen, ``choice`` (keep, int8, int4), and where it was measured what int8 costs, ``kl`` in
+            nats, of the ``limit`` that it may.
     """
 
     layers: list[LayerRow] = field(default_factory=list)
@@ -70,6 +72,7 @@ class Report:
     fused: dict[str, str] = field(default_factory=dict)
     experts: dict[str, list[str]] = field(default_factory=dict)
     attention: dict[str, str] = field(default_factory=dict)
+    head: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

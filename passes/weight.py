@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -92,6 +92,12 @@ class QuantTensor:
             self.bits,
         )
 
+    def rows(self, start: int, end: int) -> QuantTensor:
+        """The outputs from ``start`` to before ``end``."""
+        part = slice(start, end)
+        zero, minimum = (None if value is None else value[part] for value in (self.zero, self.minimum))
+        return replace(self, stored=self.codes[part], scale=self.scale[part], zero=zero, minimum=minimum)
+
     def packed(self) -> torch.Tensor:
         """The form ``halfbyte::linear`` takes: uint8 [N, ceil(K / 2)], low nibble = even k; [N, K] for 8 bits."""
         return pack_nibbles(self.codes) if self.bits == 4 else self.codes
@@ -104,14 +110,17 @@ class QuantTensor:
 
     def dequantize(self) -> torch.Tensor:
         """float32 [N, K] in the layer's own input order, one rounding per operation (as the formats define it)."""
-        group = torch.arange(self.shape[1]) // self.group_size
-        scale = self.scale.float()[:, group]
+        (outputs, inputs), groups = self.shape, self.scale.shape[1]
+        codes = torch.nn.functional.pad(self.codes, (0, groups * self.group_size - inputs))
+        weight = codes.float().reshape(outputs, groups, -1)
+        scale = self.scale.float()[..., None]
         if self.minimum is not None:
-            weight = self.codes.float() * scale + self.minimum.float()[:, group]
+            weight.mul_(scale).add_(self.minimum.float()[..., None])
         else:
-            middle = torch.tensor(2.0 ** (self.bits - 1))
-            zero = middle if self.zero is None else self.zero.float()[:, group]
-            weight = (self.codes.float() - zero) * scale
+            weight.sub_(2.0 ** (self.bits - 1) if self.zero is None else self.zero.float()[..., None]).mul_(
+                scale
+            )
+        weight = weight.reshape(outputs, -1)[:, :inputs].contiguous()
         if self.permutation is None:
             return weight
         out = torch.empty_like(weight)

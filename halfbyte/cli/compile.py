@@ -19,10 +19,10 @@ from halfbyte.cli.compile_options import (
     OnUnsupportedOption,
     choice,
 )
-from halfbyte.compile_model import Progress
+from halfbyte.compile_phases import Progress
 
 if TYPE_CHECKING:
-    from halfbyte.compile_model import Compiled
+    from halfbyte.write_bundle import Compiled
 
 
 def compile_command(
@@ -104,10 +104,11 @@ def compile_command(
         str,
         typer.Option(
             "--lm-head",
-            metavar="keep|int8|int4",
-            help="A head in float: keep it, or round it in groups. `halfbyte verify` says what that costs.",
+            metavar="auto|keep|int8|int4",
+            help="A head in float: auto rounds a large one to int8 if that is measured to cost next to nothing; "
+            "keep it, or round it in groups. `halfbyte verify` says what that costs.",
         ),
-    ] = "keep",
+    ] = "auto",
     fuse: Annotated[
         str,
         typer.Option(
@@ -153,7 +154,7 @@ def compile_command(
         vulkan_target=vulkan_target,
         cuda_arch=cuda_arch,
         fat=fat,
-        lm_head=choice("--lm-head", lm_head, ("keep", "int8", "int4")),  # type: ignore[arg-type]
+        lm_head=choice("--lm-head", lm_head, ("auto", "keep", "int8", "int4")),  # type: ignore[arg-type]
         on_unsupported=choice("--on-unsupported", on_unsupported, ("error", "float")),  # type: ignore[arg-type]
         dtype=choice("--dtype", dtype, ("f32", "f16", "bf16")),  # type: ignore[arg-type]
         kv_cache=choice("--kv-cache", kv_cache, ("f32", "f16", "bf16")),  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import math
 import struct
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Literal
 
 from halfbyte.lowering.kernels.generator import render
 from halfbyte.lowering.kernels.platform import CPU, Platform
@@ -19,6 +20,8 @@ _POWERS = (
     0.009675541892647743,
     0.0013275800738483667,
 )
+# Of 64 positions, that GPUs compute by themselves: few enough to keep a GPU busy with a single token.
+SEGMENT_BLOCKS = 4
 # Queries, sums and statistics of a workgroup's rows; with the scores they fit a stack of 64 KiB.
 _BLOCK_BYTES = 48 << 10
 _STACK_BYTES = 62 << 10
@@ -194,6 +197,7 @@ class AttentionOfThreads:
         io: dtype of the result.
         cache: dtype of the caches.
         platform: the kind of device.
+        part: of two dispatches, the one that computes ``segments`` of positions, or the one that does ``join`` them.
     """
 
     shape: AttentionShape
@@ -201,11 +205,17 @@ class AttentionOfThreads:
     io: str
     cache: str
     platform: Platform
+    part: Literal["", "segments", "join"] = ""
 
     @property
     def symbol(self) -> str:
-        types = f"{self.q_io}_{self.io}_{self.cache}"
-        return f"halfbyte_attention_{self.shape.label}_{types}{self.platform.suffix()}"
+        kind, types = f"_{self.part}" if self.part else "", f"{self.q_io}_{self.io}_{self.cache}"
+        return f"halfbyte_attention{kind}_{self.shape.label}_{types}{self.platform.suffix()}"
+
+    @property
+    def kept_width(self) -> int:
+        """What is kept of a row and segment: 64 threads have the largest score, a sum of powers, and their columns."""
+        return 64 * (2 + -(-self.shape.value_width // 64))
 
     def text(self) -> str:
         return render(
@@ -216,6 +226,9 @@ class AttentionOfThreads:
             cache=self.cache,
             **_numbers(self.shape),
             **self.platform.values,
+            part=self.part,
+            segment_blocks=SEGMENT_BLOCKS,
+            kept_width=self.kept_width,
         )
 
 

@@ -312,13 +312,24 @@ class TopK:
 
 @dataclass(frozen=True)
 class Sample:
-    """``sample.mlir.j2``: the next token out of logits."""
+    """``sample.mlir.j2``: the next token out of logits.
 
-    symbol: str = "halfbyte_sample"
+    Attributes:
+        platform: the kind of device.
+    """
+
+    platform: Platform = CPU
+
+    @property
+    def symbol(self) -> str:
+        return f"halfbyte_sample{self.platform.suffix()}"
 
     def text(self) -> str:
-        bits = Glu("silu").bits
-        return render("sample.mlir.j2", name=self.symbol, lanes=16, glu=None, glu_bits=bits, **CPU.values)
+        lanes = 1 if self.platform.is_gpu else 16
+        template, bits = self.platform.template("sample"), Glu("silu").bits
+        return render(
+            template, name=self.symbol, lanes=lanes, glu=None, glu_bits=bits, **self.platform.values
+        )
 
 
 def _float_bits(value: float) -> int:

@@ -1,4 +1,4 @@
-"""``halfbyte::kv_append`` and ``halfbyte::rotate_append`` on the CPU: new keys and values into caches, in place."""
+"""``halfbyte::kv_append`` and ``halfbyte::rotate_append``: new keys and values into caches, in place."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KvAppend:
         cache: dtype of the caches.
         rotation: of queries and keys, or None.
         platform: the kind of device.
-        merged: queries, keys and values stand side by side in a row, all of one width; with a rotation, on a CPU.
+        merged: queries, keys and values stand side by side in a row, all of one width; with a rotation.
     """
 
     key_width: int

@@ -1,4 +1,4 @@
-"""``halfbyte::linear`` and ``fused_linear`` on the CPU: their kernels and the function that strings them together."""
+"""``halfbyte::linear`` and ``fused_linear``: their kernels and the function that strings them together."""
 
 from __future__ import annotations
 

@@ -28,10 +28,13 @@ from made_gguf import (
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from halfbyte.checkpoints import Checkpoint, load_float_model, open_checkpoint
+from halfbyte.checkpoints import Checkpoint, build_model, load_float_model, open_checkpoint
 from halfbyte.checkpoints.gguf_blocks import INTEGER
 from halfbyte.errors import CheckpointError
+from halfbyte.parameter_count import count_parameters
+from halfbyte.passes.quant_linear import QuantLinear
 from halfbyte.passes.scheme import Zero
+from halfbyte.passes.tables import IntegerTable
 
 BIASES = {f"blk.0.attn_{part}.bias": (HEADS if part == "q" else KV_HEADS) * HEAD_DIM for part in "qkv"}
 EXTRA: dict[str, dict[str, tuple[int, ...]]] = {
@@ -201,6 +204,28 @@ def test_types_that_cannot_be_dequantized(tmp_path: Path) -> None:
     raw = (GGMLQuantizationType.I8, np.zeros((VOCABULARY, HIDDEN), np.int8))
     with pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight"):
         made(tmp_path / "embedding", types={"token_embd.weight": raw})
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
+def test_a_tied_head_computes_with_the_codes_of_the_table(tmp_path: Path, kind: str) -> None:
+    checkpoint = made(tmp_path, types={"token_embd.weight": GGMLQuantizationType[kind]})
+    head = checkpoint.layers["lm_head"]
+    assert (head.shape, head.storage) == ((VOCABULARY, HIDDEN), f"gguf {kind.lower()}")
+    assert head.scheme is not None and head.shares == "model.embed_tokens.weight"
+    table = checkpoint.float_tensor("model.embed_tokens.weight")
+    assert torch.equal(checkpoint.quantized("lm_head").dequantize(), table)
+    model = load_float_model(checkpoint)
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+    # The embedding is gathered from integers where one multiplication makes the value.
+    assert list(checkpoint.tables) == ([] if kind == "Q5_1" else ["model.embed_tokens"])
+    tied, own = (
+        checkpoint,
+        made(tmp_path / "own", values=float_values({"output.weight": (VOCABULARY, HIDDEN)})),
+    )
+    assert count_parameters(own).total - count_parameters(tied).total == VOCABULARY * HIDDEN
+    built = build_model(checkpoint)
+    assert isinstance(built.model.embed_tokens, torch.nn.Embedding if kind == "Q5_1" else IntegerTable)
+    assert isinstance(built.lm_head, QuantLinear)
 
 
 def test_quantized_embeddings_become_float(tmp_path: Path) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from dense_families import DENSE
 from made_checkpoints import float_tensors, llama_config, write_folder
+from made_experts import made_model
 from transformers import LlamaForCausalLM
 
 from halfbyte.checkpoints import LayerInfo, build_model, load_float_model, open_checkpoint
 from halfbyte.passes.quant_linear import QuantLinear
 from halfbyte.passes.scheme import Activations
+from halfbyte.passes.tables import FloatTable
 
 
 @pytest.mark.parametrize(("dtype", "digits"), [(torch.float32, 3), (torch.float16, 2), (torch.bfloat16, 2)])
@@ -64,3 +68,19 @@ def test_the_float_model_equals_transformers(tmp_path: Path) -> None:
     tokens = torch.arange(12)[None]
     with torch.no_grad():
         assert torch.equal(load_float_model(open_checkpoint(folder))(tokens).logits, theirs(tokens).logits)
+
+
+@pytest.mark.parametrize(
+    ("tied", "dtype"), [(False, torch.float32), (False, torch.bfloat16), (True, torch.float32)]
+)
+def test_embeddings_stay_as_they_are_stored(tmp_path: Path, tied: bool, dtype: torch.dtype) -> None:
+    """Gemma's multiplies its rows, in the dtype of the model; a tied one in float is a head too."""
+    made = made_model("gemma3_text", families=DENSE, tie_word_embeddings=tied)
+    made.model.to(torch.bfloat16).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    table: Any = build_model(checkpoint, dtype=dtype).model.embed_tokens
+    assert isinstance(table, FloatTable) == (not tied and dtype is torch.float32)
+    if isinstance(table, FloatTable):
+        table.weight.data = checkpoint.float_tensor("model.embed_tokens.weight")
+        ids = torch.tensor([3, 0, 31])
+        assert torch.equal(table(ids), load_float_model(checkpoint, dtype).model.embed_tokens(ids))

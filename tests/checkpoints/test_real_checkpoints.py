@@ -159,8 +159,11 @@ def test_logits_of_the_model_with_quantized_modules(data: Path, name: str) -> No
     checkpoint = open_checkpoint(data / name)
     expected = read_safetensors(data / name / "expected.safetensors")
     model = build_model(checkpoint)
+    for table in checkpoint.tables:
+        model.get_submodule(table).fill(checkpoint.quantized(table))
     for parameter, value in model.named_parameters():
-        value.copy_(checkpoint.float_tensor(parameter))
+        if parameter.rpartition(".")[0] not in checkpoint.tables:
+            value.copy_(checkpoint.float_tensor(parameter))
     for layer, info in checkpoint.layers.items():
         if info.scheme is not None:
             bias = checkpoint.float_tensor(f"{layer}.bias") if info.bias else None

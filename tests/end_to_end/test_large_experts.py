@@ -30,7 +30,8 @@ COMPILE = """
 import sys
 from pathlib import Path
 import halfbyte
-from halfbyte.compile_model import Progress, compile_model
+from halfbyte.compile_model import compile_model
+from halfbyte.compile_phases import Progress
 
 def memory(field):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sysconfig
 from collections.abc import Callable
@@ -13,12 +14,15 @@ import torch
 from dequantizing_models import GroupedLinear
 from random_layers import random_activations, random_weight
 from rewritten_graphs import Named, export
+from safetensors.numpy import load_file
 from vulkan_device import far_rows, no_vulkan
 
 import halfbyte
 from halfbyte.errors import DeviceError
 from halfbyte.lowering.targets.vulkan import VulkanTarget
+from halfbyte.runtime import Conversation
 from halfbyte.runtime.logits import all_logits
+from halfbyte.runtime.sampling import Sampler
 from halfbyte.runtime.vulkan_features import device_features
 
 Compile = Callable[..., Path]
@@ -29,7 +33,7 @@ TOKENS = [1, 5, 17, 40, 3, 99, 20, 7]
 def folder(compiled: Compile) -> Path:
     if no_vulkan():
         pytest.skip(no_vulkan())
-    return compiled("llama-gguf-q4_1", target="cpu,vulkan,cuda")
+    return compiled("llama-gguf-q4_1", target="cpu,vulkan,cuda", sample="program")
 
 
 def test_a_program_each_and_one_archive(folder: Path) -> None:
@@ -43,12 +47,39 @@ def test_a_program_each_and_one_archive(folder: Path) -> None:
     assert archive.targets == ("cpu", "vulkan", "cuda")
 
 
+def test_all_targets_are_fused(folder: Path) -> None:
+    """They share graphs."""
+    fused = json.loads((folder / "report.json").read_text())["fused"]
+    parts = {name.rpartition(".")[2]: what for name, what in fused.items()}
+    assert len(fused) == 2 * 4 + 1 and parts == {
+        "q_proj+k_proj+v_proj": "RMSNorm before",
+        "o_proj": "residual added after",
+        "gate_proj+up_proj": "RMSNorm before, SwiGLU after",
+        "down_proj": "residual added after",
+        "lm_head": "RMSNorm before",
+    }
+
+
+def test_logits_are_transformers(folder: Path, checkpoints: Path) -> None:
+    values = load_file(checkpoints / "llama-gguf-q4_1" / "expected.safetensors")
+    tokens, logits = [int(token) for token in values["tokens"]], values["logits"]
+    for device in ("cpu", "vulkan"):
+        got = all_logits(halfbyte.load(folder, device=device), tokens)
+        assert np.abs(got - logits).max() <= 2e-4 * np.abs(logits).max()
+
+
 def test_devices_agree(folder: Path) -> None:
     cpu, gpu = halfbyte.load(folder), halfbyte.load(folder, device="vulkan")
     assert gpu.device.target == "vulkan" and cpu.device.target == "cpu"
     assert not far_rows(all_logits(gpu, TOKENS), all_logits(cpu, TOKENS), 1e-4)
     texts = [list(halfbyte.runtime.generate(bundle, TOKENS[:3], max_tokens=20)) for bundle in (cpu, gpu)]
     assert len(texts[0]) > 1 and texts[0] == texts[1]
+    conversation = Conversation(gpu)
+    assert conversation.samples
+    likely = set(np.argsort(-conversation.prefill(TOKENS))[:3].tolist())
+    for seed in range(5):
+        sampler = Sampler(temperature=9.0, top_k=3, seed=seed)
+        assert Conversation(gpu).next_token(TOKENS, sampler) in likely
 
 
 def test_iree_run_module_runs_the_program_of_a_device(folder: Path, tmp_path: Path) -> None:
@@ -64,7 +95,7 @@ def test_iree_run_module_runs_the_program_of_a_device(folder: Path, tmp_path: Pa
 
 def test_one_file_for_all_of_them(folder: Path, compiled: Compile, tmp_path: Path) -> None:
     """The same code as in files of their own, to the bit."""
-    fat = compiled("llama-gguf-q4_1", target="cpu,vulkan,cuda", fat=True)
+    fat = compiled("llama-gguf-q4_1", target="cpu,vulkan,cuda", fat=True, sample="program")
     manifest = halfbyte.load(fat).manifest
     assert [(p.target, p.file) for p in manifest.programs] == [
         (target, "model.vmfb") for target in ("cpu", "vulkan", "cuda")

@@ -200,7 +200,7 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def gpu_bundle(out: Path, target: str) -> Bundle:
     if no_device(target):
         pytest.skip(no_device(target))
-    entries = {f"{name}_some": export(case, None) for name, case in CASES.items() if not case.merged}
+    entries = {f"{name}_some": export(case, None) for name, case in CASES.items()}
     entries |= {f"{name}_one": export(CASES[name], 1) for name in ONE}
     halfbyte.compile(Program(entries), out, halfbyte.CompileOptions(target=target))
     return halfbyte.load(out, device=target)

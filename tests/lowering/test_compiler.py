@@ -13,7 +13,8 @@ from kernel_cases import CASES
 
 from halfbyte.errors import CompilerError
 from halfbyte.lowering import compiler
-from halfbyte.lowering.compiler import cache_folder, compile_module
+from halfbyte.lowering.cache import cache_folder
+from halfbyte.lowering.compiler import compile_module
 from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
 from halfbyte.lowering.targets.cpu import CpuTarget
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+import test_fused_kernels as fused
 import test_moe_kernels as experts
-from gpu_checks import check_experts, check_linear
+from gpu_checks import check_experts, check_fused, check_linear
 from kernel_cases import CASES
 from layer_bundles import compile_layers
 from vulkan_device import no_device
@@ -39,6 +40,19 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.mark.parametrize("name", CASES)
 def test_is_near_the_twin(kernels: Bundle, name: str, record_property: Record) -> None:
     record_property("equal", check_linear(kernels, name))
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    if no_cuda():
+        pytest.skip(no_cuda())
+    folder = tmp_path_factory.mktemp("cuda") / "fused"
+    return fused.compile_fused(folder, fused.CASES, TARGET.isa, TARGET, "cuda")
+
+
+@pytest.mark.parametrize("name", fused.CASES)
+def test_fused_is_near_the_twin(joined: Bundle, name: str, record_property: Record) -> None:
+    record_property("equal", check_fused(joined, name))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import test_attention_kernels as attention
 import test_fp8_moe_kernels as fp8_experts
+import test_fused_kernels as fused
 import test_moe_kernels as experts
+from gpu_checks import check_fused
 from kernel_cases import CASES, activations, expected
 from layer_bundles import call_layer, compile_layers
 from ptx_assembler import Entry, assembled, assembler
@@ -39,6 +41,7 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     target, step = CudaTarget.named(request.param), STEPS[request.param]
     isa = target.isa
     layers = [ArchivedLayer(name, case.linear(isa, target)) for name, case in list(CASES.items())[::step]]
+    layers += [ArchivedLayer(name, c.linear(isa, target)) for name, c in list(fused.CASES.items())[::step]]
     layers += [ArchivedLayer(case.name, case.kernels(isa, target)) for case in experts.CASES[::step]]
     layers += [ArchivedLayer(f"fp8_{c.name}", c.kernels(target)) for c in fp8_experts.CASES[::step]]
     folder = tmp_path_factory.mktemp("cuda")
@@ -65,6 +68,9 @@ def test_codes_are_rounded_as_the_reference_does(kernels: dict[str, Entry]) -> N
     for name, entry in quantizers.items():
         if "planes" not in name:
             assert entry.count("div.rn.f32") >= 2, name
+        if "_norm" in name:
+            assert entry.count("sqrt.rn.f32") == 1, name
+            assert entry.count("sqrt.approx") == entry.count("rsqrt.approx") == 0, name
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
@@ -74,6 +80,7 @@ def test_decoders_are_assembled(architecture: str, tmp_path: Path) -> None:
         pytest.skip("no ptxas: pip install nvidia-cuda-nvcc")
     names = ("smol", "odd", "sinks", "capped", "half", "uneven")
     entries = {f"{name}_some": attention.export(attention.CASES[name], None) for name in names}
+    entries |= {f"{name}_one": attention.export(attention.CASES[name], 1) for name in names[:3]}
     dump = f"--iree-hal-dump-executable-files-to={tmp_path / 'ptx'}"
     options = halfbyte.CompileOptions(target="cuda", cuda_arch=architecture, iree_flags=(dump,), cache=False)
     compiled = halfbyte.compile(Program(entries), tmp_path / "out", options)
@@ -83,6 +90,8 @@ def test_decoders_are_assembled(architecture: str, tmp_path: Path) -> None:
     ours = [entry for name, entry in found.items() if name.startswith("halfbyte_")]
     assert len(ours) >= 2 * len(names) - 1 and len(found) > len(ours)
     assert all(entry.spilled == 0 for entry in ours)
+    for part in ("segments", "join"):
+        assert sum(name.startswith(f"halfbyte_attention_{part}_") for name in found) == 3
 
 
 def test_unknown_architectures_are_refused_with_the_known_ones() -> None:
@@ -130,6 +139,15 @@ def test_tiles_for_tensor_cores_are_right(by_definition: Bundle, name: str) -> N
         far = far_rows(got, expected(name, digits)[:rows])
         assert not far, f"{rows} rows, wrong {far}"
         assert case.min_tokens or same_values(got[:4], few)
+
+
+def test_fused_tiles_for_tensor_cores_are_right(tmp_path: Path) -> None:
+    if no_vulkan():
+        pytest.skip(no_vulkan())
+    names, target = ("fused0", "fused1", "fused4"), _TensorCoresByDefinition()
+    bundle = fused.compile_fused(tmp_path / "fused", names, TENSOR_CORES, target, "vulkan")
+    for name in names:
+        check_fused(bundle, name, (4, 5, 130))
 
 
 def test_experts_on_tensor_cores_are_right(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from halfbyte.lowering.kernels.generator import Glu, RmsNorm
 from halfbyte.lowering.kernels.isa import InstructionSet
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.lowering.targets.target import Target
 from halfbyte.runtime.manifest import Tensor
 
 ROWS = (0, 1, 2, 3, 8, 9, 17, 49, 97, 130)
@@ -31,7 +34,7 @@ class FusedCase:
     case: Case
     around: Around
 
-    def linear(self, isa: InstructionSet, target: CpuTarget) -> Linear:
+    def linear(self, isa: InstructionSet, target: Target) -> Linear:
         around = self.around
         return replace(
             self.case.linear(isa, target),
@@ -83,20 +86,33 @@ def given(name: str, rows: int) -> tuple[Array, Array | None]:
     return x, random_activations(outputs, max(ROWS), outputs)[:rows]
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.label)
-def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AnyBundle:
-    variant = request.param
-    if variant.obstacle:
-        pytest.skip(variant.obstacle)
-    target, layers = CpuTarget.named(variant.cpu), []
-    for name, fused in CASES.items():
-        linear = fused.linear(variant.isa, target)
+def compile_fused(
+    folder: Path, names: Iterable[str], isa: InstructionSet, target: Target, device: str = "cpu"
+) -> AnyBundle:
+    layers = []
+    for name in names:
+        fused = CASES[name]
+        linear = fused.linear(isa, target)
         group = target.pack(name, linear, fused.case.source())
         takes: list[Any] = [((linear.inputs,), "f32")]
         takes += [((linear.outputs,), "f32")] * linear.residual
         takes += [Tensor(argument.name, argument.shape, argument.dtype) for argument in linear.more]
         layers.append((name, linear, group, tuple(takes), ((linear.outputs,), "f32")))
-    return compile_program(tmp_path_factory.mktemp("fused") / variant.label, layers, target)
+    return compile_program(folder, layers, target, device)
+
+
+def call_fused(bundle: AnyBundle, name: str, x: Array, residual: Array | None) -> Array:
+    parts = (None if residual is None else residual[: len(x)], CASES[name].around.norm)
+    return call_layer(bundle, name, x, *(part for part in parts if part is not None))
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.label)
+def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AnyBundle:
+    variant = request.param
+    if variant.obstacle:
+        pytest.skip(variant.obstacle)
+    folder = tmp_path_factory.mktemp("fused") / variant.label
+    return compile_fused(folder, CASES, variant.isa, CpuTarget.named(variant.cpu))
 
 
 @functools.cache
@@ -108,12 +124,8 @@ def expected(name: str, digits: int) -> Array:
 
 @pytest.mark.parametrize("name", CASES)
 def test_equals_the_twin(kernels: AnyBundle, name: str) -> None:
-    case, around = CASES[name].case, CASES[name].around
-    x, residual = given(name, max(ROWS))
+    case, (x, residual) = CASES[name].case, given(name, max(ROWS))
     for rows in FEW_ROWS if isinstance(kernels, ForeignBundle) else ROWS:
-        more = [
-            part for part in (None if residual is None else residual[:rows], around.norm) if part is not None
-        ]
-        got = call_layer(kernels, name, x[:rows], *more)
+        got = call_fused(kernels, name, x[:rows], residual)
         want = expected(name, case.few if rows < case.min_tokens else case.digits)[:rows]
         assert same_bits(got, want), f"{rows} rows, wrong {same_by_row(got, want)}"

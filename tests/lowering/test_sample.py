@@ -11,6 +11,7 @@ from foreign_cpu import AnyBundle, opened
 from numpy_twin import Array
 from sample_twin import sample
 from test_kernels import Variant
+from vulkan_device import no_device
 
 import halfbyte
 from halfbyte.lowering.kernels.isa import AVX2, AVX512BW, DOTPROD, PLAIN
@@ -24,6 +25,7 @@ CPUS = (
     Variant(PLAIN, "x86-64"),
     Variant(DOTPROD, "aarch64-dotprod"),
 )
+GPUS = ("vulkan", "cuda")
 
 
 class Drawn(torch.nn.Module):
@@ -32,14 +34,18 @@ class Drawn(torch.nn.Module):
         return tuple(torch.ops.halfbyte.sample(row, settings) for row in rows)
 
 
-@pytest.fixture(scope="module", params=CPUS, ids=lambda cpu: cpu.cpu)
+@pytest.fixture(scope="module", params=[*CPUS, *GPUS], ids=lambda device: getattr(device, "cpu", device))
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AnyBundle:
-    if request.param.obstacle:
-        pytest.skip(request.param.obstacle)
+    on_gpu = request.param in GPUS
+    if obstacle := no_device(request.param) if on_gpu else request.param.obstacle:
+        pytest.skip(obstacle)
     rows = tuple(torch.zeros(size) for size in SIZES)
     program = torch.export.export(Drawn(), (torch.zeros(4), *rows), strict=False)
-    options = halfbyte.CompileOptions(cpu=request.param.cpu)
+    chosen = {"target": request.param} if on_gpu else {"cpu": request.param.cpu}
+    options = halfbyte.CompileOptions(**chosen)
     path = halfbyte.compile(program, tmp_path_factory.mktemp("sample") / "b", options).path
+    if on_gpu:
+        return halfbyte.load(path, device=request.param)
     return opened(path, CpuTarget.named(request.param.cpu))
 
 

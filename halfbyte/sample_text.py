@@ -1,0 +1,30 @@
+"""Tokens to try a model with: a sentence, or seeded numbers where there is no tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+_TEXT = (
+    "A weight that has been cut down to four bits still knows roughly where it was. The scale says how far apart "
+    "sixteen marks stand, and the code says at which of them the weight came to rest."
+)
+
+
+def sample_tokens(folder: Path, has_tokenizer: bool, vocabulary: int, context: int) -> list[int]:
+    """At most 64 tokens, and no more than fit the context with one to come.
+
+    Args:
+        folder: where tokenizer.json is, if there is one.
+        has_tokenizer: whether it is there.
+        vocabulary: how many tokens the model knows.
+        context: its positions.
+    """
+    from halfbyte.runtime.tokenizer import Tokenizer
+
+    if has_tokenizer:
+        found = list(Tokenizer(folder).encode(_TEXT))[: min(64, context - 1)]
+        if len(found) >= 2:
+            return found
+    return [int(token) for token in np.random.default_rng(0).integers(0, vocabulary, min(32, context - 1))]
