@@ -13,6 +13,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from slow import SLOW
+
 # Never the user's cache of compiled programs. pytest-xdist's workers inherit the variable and share one folder.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["HALFBYTE_CACHE"] = tempfile.mkdtemp(prefix="halfbyte-tests-")
@@ -20,7 +22,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 
 # iree-compile verifies what each of its passes has made, which is two fifths of its time and changes no program
 # (tests/lowering/test_compiler.py). What it is given is verified in any case.
-if "HALFBYTE_SLOW" not in os.environ:
+if not SLOW:
     os.environ.setdefault("HALFBYTE_IREE_FLAGS", "--verify=false")
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from made_compressed_tensors import signed_layer
 from made_experts import FAMILIES, Codes, made_model, quantize, write_experts
+from slow import SLOW
 
 import halfbyte
 from halfbyte.checkpoints import load_float_model, open_checkpoint
@@ -20,6 +21,9 @@ from halfbyte.runtime.logits import all_logits
 from halfbyte.verify_model import Limits, verify
 
 TOKENS = [3, 9, 31, 0, 17, 8, 8, 40, 1, 2]
+# A family for each form that blocks of experts have: the others' layers are the same kernels of the same sizes, which
+# verify would compile once more, and their logits are compared as all are.
+VERIFIED = ("mixtral", "qwen2_moe", "granitemoe", "deepseek_v3", "llama4_text", "gpt_oss")
 
 
 def quantizes(name: str) -> bool:
@@ -58,8 +62,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, portable: str, family:
     )
     modes = {row["name"]: row["mode"] for row in report["layers"]}
     assert {name for name, mode in modes.items() if mode == "W4A16"} == set(made.codes)
-    found = verify(out, folder, tokens=TOKENS)
-    assert found.failures == () and all(check.equal for check in found.layers)
+    if family in VERIFIED or SLOW:
+        found = verify(out, folder, tokens=TOKENS)
+        assert found.failures == () and all(check.equal for check in found.layers)
 
 
 @pytest.mark.parametrize("activations", ["int8", "fp8"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from slow import slow
 
 HIDDEN, WIDE, GROUP = 2048, 8192, 128
 BLOCK_WEIGHTS = 4 * HIDDEN * HIDDEN + 3 * HIDDEN * WIDE
@@ -112,10 +112,7 @@ def write_checkpoint(folder: Path, blocks: int) -> None:
     "megabytes",
     [
         400,
-        pytest.param(
-            2000,
-            marks=pytest.mark.skipif("HALFBYTE_SLOW" not in os.environ, reason="HALFBYTE_SLOW asks for it"),
-        ),
+        pytest.param(2000, marks=slow),
     ],
 )
 def test_memory_follows_from_the_largest_weight(tmp_path: Path, megabytes: int) -> None:
