@@ -37,7 +37,7 @@ class CompileOptions:
             ``glu`` and ``residual`` (after), ``rotate`` (rotations read the merged linear's rows), separated by
             commas.
         sample: where the next token is drawn: ``host``, from the logits, or ``program``: prefill and decode then give a
-            token too. Programs of GPUs cannot.
+            token too.
         dump_dir: folder for every stage of the compilation.
         iree_flags: more flags for iree-compile.
         cache: use the cache of imports and compiled programs.
