@@ -35,9 +35,9 @@ class CompileOptions:
         kv_cache: of the key and value caches: ``f32``, which adds no error, or ``f16`` or ``bf16``, half of its bytes.
         fuse: what is computed together with the linears beside it: ``all``, ``none``, or some of ``norm`` (before),
             ``glu`` and ``residual`` (after), ``rotate`` (rotations read the merged linear's rows), separated by
-            commas. Programs of GPUs fuse nothing.
+            commas.
         sample: where the next token is drawn: ``host``, from the logits, or ``program``: prefill and decode then give a
-            token too. Programs of GPUs cannot.
+            token too.
         dump_dir: folder for every stage of the compilation.
         iree_flags: more flags for iree-compile.
         cache: use the cache of imports and compiled programs.

@@ -1,4 +1,4 @@
-"""``halfbyte::attention`` on the CPU: its kernel by vector unit, and the function of one shape."""
+"""``halfbyte::attention``: its kernels, by vector unit of a CPU, and of GPUs."""
 
 from __future__ import annotations
 

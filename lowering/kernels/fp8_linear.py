@@ -1,4 +1,4 @@
-"""``halfbyte::fp8_block_linear`` on the CPU."""
+"""``halfbyte::fp8_block_linear``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``halfbyte::fp8_block_moe`` on the CPU: which kernels a layer of experts with e4m3 weights takes."""
+"""``halfbyte::fp8_block_moe``: which kernels a layer of experts with e4m3 weights takes."""
 
 from __future__ import annotations
 

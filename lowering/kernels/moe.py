@@ -1,4 +1,4 @@
-"""``halfbyte::moe`` on the CPU: which kernels a layer of experts with integer weights takes."""
+"""``halfbyte::moe``: which kernels a layer of experts with integer weights takes."""
 
 from __future__ import annotations
 
