@@ -61,15 +61,45 @@ def tests(report: Report, jobs: int, selected: str, results: Path) -> bool:
     return well
 
 
+def same_text(report: Report, found: list[DeviceInfo], bundle: Path) -> bool:
+    """Whether every device goes on from a prompt as the CPU does, by the most likely tokens of a model in floats."""
+    well = True
+    for device in found:
+        count = 6 if SOFTWARE in device.name else 40
+        command = [
+            sys.executable,
+            "-m",
+            "halfbyte.cli",
+            "generate",
+            str(bundle),
+            "-p",
+            "The capital of France is",
+        ]
+        command += ["--temperature", "0", "--max-tokens", str(count), "--no-stream", "--device"]
+        texts = [
+            subprocess.run([*command, spec], capture_output=True, text=True, check=False).stdout
+            for spec in ("cpu", device.spec)
+        ]
+        equal = bool(texts[0].strip()) and texts[0] == texts[1]
+        report.line(
+            f"\n== {count} tokens on {device.name}: {'the same as' if equal else 'NOT those'} on the CPU"
+        )
+        report.line(texts[1].strip())
+        if not equal:
+            report.line(f"on the CPU: {texts[0].strip()}")
+        well &= equal
+    return well
+
+
 def speed(report: Report, found: list[DeviceInfo], model: Path, bundle: Path) -> bool:
     """The demo's model with float and with int8 activations, over prompts and single tokens."""
     if not model.is_file():
         report.line(f"\nnothing measured: {model} is not there (`python demo/fetch_model.py` gets it)")
         return True
     well, tool = True, [sys.executable, "-m", "halfbyte.cli"]
-    targets = ",".join(dict.fromkeys(device.target for device in found))
+    targets = ",".join(["cpu", *dict.fromkeys(device.target for device in found)])
     real = [device for device in found if SOFTWARE not in device.name]
-    for activations in ("none", "int8") if real else ("int8",):
+    for activations in ("none", "int8") if real else ("none",):
         compiled = report.run(
             f"compile for {targets}, activations {activations}",
             [
@@ -78,6 +108,8 @@ def speed(report: Report, found: list[DeviceInfo], model: Path, bundle: Path) ->
             ],
         )
         well &= compiled
+        if compiled and activations == "none":
+            well &= same_text(report, found, bundle)
         for device in found if compiled else []:
             sizes = (
                 ["-p", "8", "-n", "2", "-r", "1"] if device not in real else ["-p", "16,128,512", "-n", "64"]
