@@ -56,7 +56,6 @@ ALIKE = (
     "llama-ct-w4a16-g128",
     "llama-hqq-int4-g32",
     "qwen2-awq-asym-g32",
-    "qwen3moe-autoround-g32",
 )
 # Checkpoints that ask for quantized activations, and for which.
 ASKING = {
