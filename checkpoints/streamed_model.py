@@ -15,7 +15,7 @@ from halfbyte.checkpoints.model import fill_buffers, float_parameter, replace_pa
 def streamed_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
     """`load_float_model`, to the bits, for models larger than the memory: every call reads all weights anew.
 
-    Weights are on the meta device. A layer's are read and dequantized when it is called, and dropped behind it.
+    A layer's weights are read and dequantized when it is called, and dropped behind it.
 
     Args:
         checkpoint: an opened checkpoint.
@@ -58,8 +58,12 @@ def _stream(part: torch.nn.Module, read: Any) -> None:
     def fill(*_: object) -> None:
         replace_parameters(part, lambda name, meta: read(name).to(meta.dtype).contiguous())
 
-    def drop(*_: object) -> None:
-        replace_parameters(part, lambda _, value: torch.empty_like(value, device="meta"))
+    # Models look where their embedding lies before they call it, and send the tokens there.
+    place = "cpu" if isinstance(part, torch.nn.Embedding) else "meta"
 
+    def drop(*_: object) -> None:
+        replace_parameters(part, lambda _, value: torch.empty_like(value, device=place))
+
+    drop()
     part.register_forward_pre_hook(fill)
     part.register_forward_hook(drop)

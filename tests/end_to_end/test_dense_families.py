@@ -15,6 +15,7 @@ from made_experts import made_model, quantize, write_experts
 
 import halfbyte
 from halfbyte.checkpoints import load_float_model, open_checkpoint
+from halfbyte.checkpoints.streamed_model import streamed_model
 from halfbyte.lowering.decoder import cache_shapes, export_decoder
 from halfbyte.runtime import Conversation
 from halfbyte.runtime.logits import all_logits
@@ -48,7 +49,9 @@ def test_the_exported_programs_compute_what_transformers_does(tmp_path: Path, fa
     model = load_float_model(checkpoint)
     tokens = torch.tensor(TOKENS)
     with torch.no_grad():
-        assert same(model(tokens[None]).logits[0].numpy(), want)
+        logits = model(tokens[None]).logits
+        assert same(logits[0].numpy(), want)
+        assert torch.equal(streamed_model(checkpoint)(tokens[None]).logits, logits)
         programs = {name: one.module() for name, one in export_decoder(model, CONTEXT).items()}
         assert same(programs["forward"](tokens).numpy(), want)
         caches = [torch.zeros(cache.shape) for cache in cache_shapes(model.config, CONTEXT)]

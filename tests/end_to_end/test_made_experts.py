@@ -16,6 +16,7 @@ from slow import SLOW
 
 import halfbyte
 from halfbyte.checkpoints import load_float_model, open_checkpoint
+from halfbyte.checkpoints.streamed_model import streamed_model
 from halfbyte.runtime import Conversation
 from halfbyte.runtime.logits import all_logits
 from halfbyte.verify_model import Limits, verify
@@ -43,7 +44,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, portable: str, family:
     largest = np.abs(want).max()
     with torch.no_grad():
         own = load_float_model(checkpoint)(torch.tensor([TOKENS])).logits[0].numpy()
-    assert np.abs(own - want).max() <= 1e-5 * largest
+        streamed = streamed_model(checkpoint)(torch.tensor([TOKENS])).logits[0].numpy()
+    assert np.array_equal(own, streamed) and np.abs(own - want).max() <= 1e-5 * largest
     cpu = portable if family in ("mixtral", "gpt_oss") else "host"
     halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=32, cpu=cpu))
     bundle = halfbyte.load(out)
