@@ -28,16 +28,15 @@ def choose_head(
     Raises:
         UsageError: see `with_head`.
     """
-    from halfbyte.checkpoints.quantized_head import float_head, with_head
+    from halfbyte.checkpoints.quantized_head import with_head
     from halfbyte.head_cost import head_cost
 
     if options.lm_head != "auto":
         return with_head(checkpoint, options.lm_head), {"choice": options.lm_head}
-    found = float_head(checkpoint)
-    if found is None or 4 * found.shape[0] * found.shape[1] < SMALLEST:
+    if (name := measured_head(checkpoint)) is None:
         return checkpoint, {"choice": "keep"}
     rounded = with_head(checkpoint, "int8")
-    layer = rounded.layers[found.name]
+    layer = rounded.layers[name]
     if activations.refused(layer) is not None:
         return checkpoint, {"choice": "keep"}
     with watch("head"):
@@ -45,6 +44,14 @@ def choose_head(
     choice = "int8" if cost <= MOST else "keep"
     said = {"choice": choice, "kl": cost, "limit": MOST}
     return (rounded if choice == "int8" else checkpoint), said
+
+
+def measured_head(checkpoint: Checkpoint) -> str | None:
+    """The name of the head that ``auto`` would measure, if there is one: large, and in float."""
+    from halfbyte.checkpoints.quantized_head import float_head
+
+    found = float_head(checkpoint)
+    return None if found is None or 4 * found.shape[0] * found.shape[1] < SMALLEST else found.name
 
 
 def chosen_before(report: Mapping[str, Any]) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from halfbyte.choose_head import measured_head
 from halfbyte.layer_activations import LayerActivations
 from halfbyte.parameter_count import ParameterCount, count_parameters
 
@@ -90,6 +91,7 @@ _CONFIG = (
 )
 
 
+_MEASURED = "int8 if that is measured to cost little, else float (--lm-head)"
 _INPUT = {
     "int8": "int8 activations per token",
     "fp8": "e4m3 activations per token",
@@ -129,6 +131,10 @@ def inspect(
     choice.check_patterns(checkpoint.layers.values())
     plans = tuple(_plan(layer, choice, on_unsupported) for layer in checkpoint.layers.values())
     config = {key: checkpoint.config[key] for key in _CONFIG if key in checkpoint.config}
+    if any(layer.shares for layer in checkpoint.layers.values()):
+        config["tie_word_embeddings"] = True  # in the file; the compiled head has codes of its own
+    if (head := measured_head(checkpoint)) is not None:
+        plans = tuple(replace(plan, plan=_MEASURED) if plan.name == head else plan for plan in plans)
     family = str(checkpoint.config.get("model_type", "unknown"))
     count = count_parameters(checkpoint)
     return Inspection(str(model), checkpoint.format, family, config, plans, count, tuple(checkpoint.warnings))

@@ -28,6 +28,7 @@ from made_gguf import (
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+import halfbyte
 from halfbyte.checkpoints import Checkpoint, build_model, load_float_model, open_checkpoint
 from halfbyte.checkpoints.gguf_blocks import INTEGER
 from halfbyte.errors import CheckpointError
@@ -223,6 +224,7 @@ def test_a_tied_head_computes_with_the_codes_of_the_table(tmp_path: Path, kind: 
         made(tmp_path / "own", values=float_values({"output.weight": (VOCABULARY, HIDDEN)})),
     )
     assert count_parameters(own).total - count_parameters(tied).total == VOCABULARY * HIDDEN
+    assert halfbyte.inspect(tmp_path / "model.gguf").config["tie_word_embeddings"] is True
     built = build_model(checkpoint)
     assert isinstance(built.model.embed_tokens, torch.nn.Embedding if kind == "Q5_1" else IntegerTable)
     assert isinstance(built.lm_head, QuantLinear)

@@ -72,6 +72,9 @@ def test_a_head_that_costs_much_stays(made: Made) -> None:
 def test_only_large_heads_in_float_are_measured(made: Made, checkpoints: Path) -> None:
     assert chosen(made(vocabulary=VOCABULARY - 1))[1] == {"choice": "keep"}
     assert chosen(checkpoints / "llama-gguf-q4_1")[1] == {"choice": "keep"}
+    plans = {plan.name: plan.plan for plan in halfbyte.inspect(made()).layers}
+    assert plans["lm_head"].startswith("int8 if that is measured")
+    assert plans["model.layers.0.mlp.up_proj"] == "float"
     assert chosen(made(), lm_head="keep")[1] == {"choice": "keep"}
     assert chosen(made(), lm_head="int4")[1] == {"choice": "int4"}
 
