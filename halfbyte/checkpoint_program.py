@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from halfbyte.lowering.kept_imports import KeptImport
     from halfbyte.lowering.options import CompileOptions
     from halfbyte.passes.program import Program
+    from halfbyte.passes.report import Refusal
     from halfbyte.passes.scheme import Zero
     from halfbyte.passes.weight import Weight
 
@@ -49,16 +50,14 @@ def program_of_checkpoint(
     activations = LayerActivations.of(vars(options))
     with watch("load"):
         checkpoint = open_checkpoint(path)
+        if options.on_unsupported == "error":  # before anything is measured
+            raise_refusals(_refusals(checkpoint, activations))
     checkpoint, head = choose_head(checkpoint, options, activations, watch)
     with watch("load"):
         activations.check_patterns(checkpoint.layers.values())
         report = Report(warnings=list(checkpoint.warnings), head=head)
-        for layer in checkpoint.layers.values():
-            report.layers.append(_row(layer, activations, options))
-            if layer.refusal is not None:
-                report.refusals.append(layer.refusal)
-            if (refused := activations.refused(layer)) is not None:
-                report.refusals.append(refused)
+        report.refusals += _refusals(checkpoint, activations)
+        report.layers += [_row(layer, activations, options) for layer in checkpoint.layers.values()]
         if "lm_head" not in checkpoint.layers and checkpoint.config.get("tie_word_embeddings"):
             report.layers.append(_tied_head(checkpoint))
         for row in report.layers:
@@ -101,6 +100,16 @@ def _kept(
     chosen = {key: value for key, value in vars(options).items() if key not in _AFTER_THE_IMPORT}
     layers = {f"layer {name}": info for name, info in checkpoint.layers.items()}
     return KeptImport.of(model, {**chosen, **layers, "context": context, "fuse": sorted(fusions)})
+
+
+def _refusals(checkpoint: Checkpoint, activations: LayerActivations) -> list[Refusal]:
+    """Layers that cannot be read as asked, and those that cannot have the activations asked for."""
+    found = [
+        refusal
+        for layer in checkpoint.layers.values()
+        for refusal in (layer.refusal, activations.refused(layer))
+    ]
+    return [refusal for refusal in found if refusal is not None]
 
 
 def _row(layer: LayerInfo, choice: LayerActivations, options: CompileOptions) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,11 @@ def choose_head(
         return checkpoint, {"choice": "keep"}
     with watch("head"):
         cost = head_cost(checkpoint, rounded, activations.choose(layer), options.cache)
+    if not math.isfinite(cost):
+        checkpoint.warnings.append(
+            "the head stays in float: the float model's logits for a sentence are no numbers"
+        )
+        return checkpoint, {"choice": "keep"}
     choice = "int8" if cost <= MOST else "keep"
     said = {"choice": choice, "kl": cost, "limit": MOST}
     return (rounded if choice == "int8" else checkpoint), said

@@ -78,7 +78,8 @@ def _measured(own: Checkpoint, rounded: Checkpoint, activations: Activations) ->
         _as_given(hidden, activations),
         (codes.rows(start, start + _ROWS).dequantize() for start in range(0, head.shape[0], _ROWS)),
     )
-    return max(divergence(exact, got), 0.0)
+    cost = divergence(exact, got)
+    return 0.0 if cost < 0 else cost  # NaN stays NaN
 
 
 def _as_given(x: torch.Tensor, activations: Activations) -> torch.Tensor:

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_checkpoints import float_tensors, llama_config, write_folder
+from made_checkpoints import (
+    DOWN_PROJ,
+    float_tensors,
+    gptq_parts,
+    llama_config,
+    packed_folder,
+    random_layer,
+    write_folder,
+)
 
 import halfbyte
 from halfbyte import head_cost
@@ -17,6 +25,7 @@ from halfbyte.checkpoints.quantized_head import with_head
 from halfbyte.choose_head import MOST, SMALLEST, choose_head
 from halfbyte.compile_phases import Progress, Watch
 from halfbyte.divergence import divergence
+from halfbyte.errors import UnsupportedLayerError
 from halfbyte.float_inputs import run_float
 from halfbyte.layer_activations import LayerActivations
 from halfbyte.verify_model import verify
@@ -103,3 +112,29 @@ def test_the_cost_is_in_the_report_and_measured_once(
         (folder / "config.json").touch()
         with pytest.raises(AssertionError, match="measured again"):
             halfbyte.compile(folder, tmp_path / "again", options)
+
+
+def test_what_is_broken_is_said_before_or_instead_of_a_measurement(
+    made: Made, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = made(0.02)
+    (folder / "tokenizer.json").write_text("{}")  # of no known kind
+    assert chosen(folder)[1]["choice"] == "int8"  # measured on numbers
+    foreign = checkpoints / "llama-gptq-v2-asym-g32" / "tokenizer.json"
+    (folder / "tokenizer.json").write_text(foreign.read_text(encoding="utf-8"), encoding="utf-8")
+    assert chosen(folder)[1]["choice"] == "int8"
+    monkeypatch.setattr(head_cost, "_measured", lambda *_: float("nan"))
+    checkpoint, said = chosen(folder)
+    assert said == {"choice": "keep"} and "no numbers" in checkpoint.warnings[-1]
+
+
+def test_refused_layers_are_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = llama_config(vocab_size=VOCABULARY)
+    parts = gptq_parts(DOWN_PROJ, *random_layer((64, 96), 3, bits=8), bits=8)
+    folder = packed_folder(tmp_path / "model", config, parts, bits=8)
+    monkeypatch.setattr(head_cost, "_measured", lambda *_: pytest.fail("measured"))
+    with pytest.raises(UnsupportedLayerError, match="down_proj"):
+        halfbyte.compile(folder, tmp_path / "out", halfbyte.CompileOptions(activations="fp8"))
+    assert not (tmp_path / "out").exists()
