@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch.export import Dim, ExportedProgram
 
 from halfbyte.lowering import decomposition
@@ -90,12 +91,64 @@ def test_the_given_program_stays_as_it_is() -> None:
     assert (str(program.graph), str(program.graph_signature)) == before
 
 
-class _InPlace(torch.nn.Module):
+class _FamiliesWrites(torch.nn.Module):
+    """As the layers of Mixtral, DeepSeek and GLM write: weights, masks, keys put together by parts."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        weights, places = torch.topk(x.softmax(-1), 3, -1)
+        weights /= weights.sum(-1, keepdim=True)
+        mask = torch.zeros_like(x)
+        mask.scatter_(1, places, 1)
+        keys = x.new_empty(2, x.shape[0], 12)
+        keys[..., :8] = x
+        keys[..., 8:] = x[:, :1]
+        return weights, x.masked_fill(mask == 0, -1.0), keys
+
+
+class _Parts(torch.nn.Module):
+    """Writes to parts of parts, one after the other, seen in all of them and in later views; dtypes that stay."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y, before = torch.ones(x.shape, dtype=torch.float16), x + 1
+        rows = y[:, 1:7]
+        part = rows.select(1, 2)
+        part += x[:, 0]  # float32, added to float16
+        kept = part * 1
+        rows[:, ::2] = rows[:, 1::2] * before[:, :3]
+        some, later = rows * 1, y[:, 2:5] + 1
+        y.mul_(3.0)
+        return y, kept, some, later, before
+
+
+class _AnotherView(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        turned, half = y.t(), y[:, :4]
+        half += 1
+        return y, turned * 1
+
+
+class _Reshaped(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
-        half = y[:, :4]
-        half += 1  # seen in y
+        y.view(-1)[3:9] = 5.0
         return y
+
+
+class _Split(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        left, right = x.relu().split(4, -1)
+        left.add_(1)
+        return left * 1, right * 1
+
+
+class _Cloned(torch.nn.Module):
+    """The argument itself stays as it is."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.clone()
+        y[:, 1] = 7.0
+        return x * 1, y
 
 
 class _Constant(torch.nn.Module):
@@ -103,8 +156,31 @@ class _Constant(torch.nn.Module):
         return x + torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0])
 
 
-@pytest.mark.parametrize("module", [_InPlace(), _Constant()])
-def test_views_that_are_written_to_and_constants(module: torch.nn.Module) -> None:
-    lowered = decomposed(exported(module, torch.rand(3, 8)), decompositions(), WHOLE)
-    x = torch.randn(6, 8)
-    assert torch.equal(lowered.module()(x), module(x))
+@pytest.mark.parametrize(
+    ("module", "whole"),
+    [
+        (_FamiliesWrites(), False),
+        (_Parts(), False),
+        (_Cloned(), False),
+        (_AnotherView(), True),
+        (_Reshaped(), True),
+        (_Split(), True),
+        (_Constant(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_writes_and_constants(module: torch.nn.Module, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = exported(module, torch.rand(3, 8))
+    before, traced = str(program.graph), []
+    usual = ExportedProgram.run_decompositions
+    monkeypatch.setattr(
+        ExportedProgram, "run_decompositions", lambda *a, **k: traced.append(a) or usual(*a, **k)
+    )
+    lowered = decomposed(program, decompositions(), WHOLE)
+    assert bool(traced) is whole and str(program.graph) == before
+    assert not any(name.partition(".")[2].partition(".")[0].endswith("_") for name in operators(lowered))
+    for count in (2, 6):
+        x = torch.randn(count, 8)
+        got, want = lowered.module()(x), module(x)
+        for one, other in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
+            assert one.dtype == other.dtype and torch.allclose(one, other, rtol=1e-6, atol=1e-6)
