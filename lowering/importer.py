@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -94,6 +95,7 @@ def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
+@functools.cache
 def decompositions() -> dict[Any, Any]:
     """The core table, minus attention (which torch-mlir takes whole), plus what torch-mlir has no lowering for."""
     table = torch.export.default_decompositions()

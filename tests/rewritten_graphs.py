@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from numpy_twin import Array
 from torch.export import Dim, ExportedProgram
@@ -30,7 +32,11 @@ def export(
     shapes = ({0: Dim("T", min=1, max=4096)},) if rows else None
     with torch.no_grad():
         program = torch.export.export(module.eval(), (tensor(x),), dynamic_shapes=shapes, strict=False)
-    return program.run_decompositions(torch.export.default_decompositions()) if decomposed else program
+    return program.run_decompositions(core_operators()) if decomposed else program
+
+
+# torch looks through all of its operators for it.
+core_operators = functools.cache(torch.export.default_decompositions)
 
 
 def linears(program: Program, entry: str = "forward") -> list[torch.fx.Node]:
