@@ -17,9 +17,9 @@ from halfbyte.errors import HalfbyteError
 
 if TYPE_CHECKING:
     from halfbyte.compile_model import compile_model as compile
-    from halfbyte.compile_phases import Progress
     from halfbyte.inspect_model import inspect
     from halfbyte.lowering.options import CompileOptions
+    from halfbyte.progress import Progress
     from halfbyte.rewrite_model import rewrite
     from halfbyte.runtime import load
     from halfbyte.write_bundle import Compiled
@@ -30,7 +30,7 @@ __all__ = ["CompileOptions", "Compiled", "HalfbyteError", "Progress", "compile",
 _HOMES = {
     "CompileOptions": ("halfbyte.lowering.options", "CompileOptions"),
     "Compiled": ("halfbyte.write_bundle", "Compiled"),
-    "Progress": ("halfbyte.compile_phases", "Progress"),
+    "Progress": ("halfbyte.progress", "Progress"),
     "compile": ("halfbyte.compile_model", "compile_model"),
     "inspect": ("halfbyte.inspect_model", "inspect"),
     "load": ("halfbyte.runtime", "load"),
