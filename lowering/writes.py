@@ -77,7 +77,9 @@ def _functional(target: Any) -> Any:
     schema = target._schema
     name = schema.name.removeprefix("aten::")
     written = [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments]
-    if target.namespace != "aten" or written != [True, *[False] * (len(written) - 1)]:
+    # One that turns or resizes the tensor itself leaves what it is a part of as it was.
+    values_alone = torch.Tag.inplace_view not in target.tags or target is _aten.detach_.default
+    if target.namespace != "aten" or not values_alone or written != [True, *[False] * (len(written) - 1)]:
         return None
     packet = getattr(_aten, name.removesuffix("_"), None) if name.endswith("_") else None
     return getattr(packet, schema.overload_name or "default", None)

@@ -128,6 +128,17 @@ class _AnotherView(torch.nn.Module):
         return y, turned * 1
 
 
+class _Turned(torch.nn.Module):
+    """The part is turned, what it is a part of is not."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.new_ones(2, 3, 3)
+        part = y[0]
+        part[1] = x[0, :3]
+        part.t_()
+        return y * 1, part * 1
+
+
 class _Reshaped(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = x * 2
@@ -163,6 +174,7 @@ class _Constant(torch.nn.Module):
         (_Parts(), False),
         (_Cloned(), False),
         (_AnotherView(), True),
+        (_Turned(), True),
         (_Reshaped(), True),
         (_Split(), True),
         (_Constant(), False),
