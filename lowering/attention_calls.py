@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from halfbyte.lowering.called import Called
 from halfbyte.lowering.imported_values import Shaped, constant, is_none
 from halfbyte.lowering.kernels.attention import SEGMENT_BLOCKS, AttentionOfThreads, AttentionShape
-from halfbyte.lowering.kernels.generator import Kernel, render
+from halfbyte.lowering.kernels.generator import render
 from halfbyte.lowering.kernels.kv_append import KvAppend, Rotation
 from halfbyte.lowering.targets.target import Target
-
-
-@dataclass(frozen=True)
-class Called:
-    """A call in place of an operator.
-
-    Attributes:
-        symbol: the function's name.
-        text: the function, a ``util.func``.
-        operands: what it is given, values of the torch dialect.
-        results: types of what it gives.
-        kernels: what it dispatches.
-    """
-
-    symbol: str
-    text: str
-    operands: tuple[Any, ...]
-    results: tuple[str, ...]
-    kernels: tuple[Kernel, ...] = ()
 
 
 def _attention(target: Target, op: Any) -> Called:
