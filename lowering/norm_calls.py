@@ -25,9 +25,7 @@ def _rms_norm_merged(target: Target, op: Any) -> Called:
     return _call(target, op, rest, constant(width), constant(first), constant(heads))
 
 
-def _call(
-    target: Target, op: Any, rest: list[Any], width: int, first: int = 0, heads: int = 1
-) -> Called:
+def _call(target: Target, op: Any, rest: list[Any], width: int, first: int = 0, heads: int = 1) -> Called:
     """``rest``: weight, eps, plus_one, rounds."""
     x, (weight, eps, plus_one, rounds) = op.operands[0], rest
     given = () if is_none(weight) else (weight,)

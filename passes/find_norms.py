@@ -65,8 +65,7 @@ def _rewrite(entry: ExportedProgram, node: Node, norm: Norm) -> None:
     """Of several rows of which the only user picks one, that one alone is normed."""
     x, last, picked = norm.x, node, only_user(node)
     if picked is not None and calls(picked, _aten.select.int) and _of_rows(picked):
-        if node.meta["val"].shape[picked.args[1]] != 1:
-            last = picked
+        last = node if node.meta["val"].shape[picked.args[1]] == 1 else picked
     with entry.graph.inserting_before(last):
         if last is not node:
             x = new_call(entry.graph, _aten.select.int, x, *last.args[1:])

@@ -195,10 +195,7 @@ def _halves(node: Node, outputs: int) -> tuple[Node, Node] | None:
     users = list(node.users)
     if len(users) == 1 and calls(users[0], *_HALVES):
         parts = list(users[0].users)
-        if (
-            all(calls(part, operator.getitem) for part in parts)
-            and users[0].meta["val"][0].dim() == last + 1
-        ):
+        if all(calls(part, operator.getitem) for part in parts) and users[0].meta["val"][0].dim() == last + 1:
             found = {int(part.args[1]): part for part in parts}  # type: ignore[arg-type]
     elif all(calls(user, _aten.slice.Tensor) and user.args[1] in (-1, last) for user in users):
         for user in users:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
@@ -63,8 +63,9 @@ def left_norms(graph: torch.fx.Graph) -> list[Node]:
     for node in graph.nodes:
         if calls(node, _aten.rms_norm.default, _aten._fused_rms_norm.default):
             found.append(node)
-        elif calls(node, _aten.mean.dim) and (squared := _squared(itself(node.args[0]))) is not None:
-            if not calls(squared, _aten.sub.Tensor):  # a LayerNorm's
+        elif calls(node, _aten.mean.dim):
+            squared = _squared(itself(node.args[0]))
+            if squared is not None and not calls(squared, _aten.sub.Tensor):  # a LayerNorm's
                 found.append(node)
     return found
 
@@ -73,8 +74,9 @@ def obstacle(node: Node) -> str:
     """Why a node of `left_norms` became none of ours."""
     if not calls(node, _aten.mean.dim):
         return "its eps is not given, or it norms more than the last dimension"
-    if list(node.args[1]) not in ([-1], [node.args[0].meta["val"].dim() - 1]):  # type: ignore[call-overload, union-attr]
-        return f"its mean is that of dimensions {node.args[1]}; [-1] is accepted"
+    rows, dimensions, *_ = cast("tuple[Any, ...]", node.args)
+    if list(dimensions) not in ([-1], [rows.meta["val"].dim() - 1]):
+        return f"its mean is that of dimensions {list(dimensions)}; [-1] is accepted"
     dtype = node.meta["val"].dtype
     if dtype is not torch.float32:
         return f"its mean is of {dtype}; torch.float32 is accepted"
@@ -139,9 +141,8 @@ def _narrowest(weight: Any) -> Any:
 def _fits(weight: Any, x: Any) -> bool:
     """Whether it is a weight of the norm of x."""
     value = weight.meta.get("val") if isinstance(weight, Node) else None
-    return (
-        weight is None
-        or isinstance(value, torch.Tensor)
+    return weight is None or (
+        isinstance(value, torch.Tensor)
         and value.dtype in NORM_DTYPES
         and list(value.shape) == [x.meta["val"].shape[-1]]
     )
@@ -165,7 +166,9 @@ def _eps(root: Any, x: Any) -> float | None:
 
 def _squared(square: Any) -> Any:
     """What a node squares, or None."""
-    if calls(square, _aten.pow.Tensor_Scalar) and square.args[1] == 2 or calls(square, _aten.square.default):
+    if (calls(square, _aten.pow.Tensor_Scalar) and square.args[1] == 2) or calls(
+        square, _aten.square.default
+    ):
         return itself(square.args[0])
     if calls(square, _aten.mul.Tensor) and itself(square.args[0]) is itself(square.args[1]):
         return itself(square.args[0])

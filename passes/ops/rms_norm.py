@@ -87,12 +87,12 @@ def rms_norm_merged(
 
 
 def _check(x: torch.Tensor, width: int, weight: torch.Tensor | None) -> None:
-    torch._check(
-        x.dtype in NORM_DTYPES, lambda: f"rows must be float32, float16 or bfloat16, not {x.dtype}"
-    )
+    torch._check(x.dtype in NORM_DTYPES, lambda: f"rows must be float32, float16 or bfloat16, not {x.dtype}")
     torch._check(
         weight is None or (weight.dtype in NORM_DTYPES and list(weight.shape) == [width]),
-        lambda: f"the weight must be floats [{width}], not {weight if weight is None else list(weight.shape)}",
+        lambda: (
+            f"the weight must be floats [{width}], not {weight if weight is None else list(weight.shape)}"
+        ),
     )
 
 
@@ -115,7 +115,7 @@ def _merged_fake(
 ) -> torch.Tensor:
     _check(x, width, weight)
     torch._check(
-        0 <= first and first + heads * width <= x.shape[-1],
+        first >= 0 and first + heads * width <= x.shape[-1],
         lambda: f"{heads} heads of {width} from column {first} of {x.shape[-1]}",
     )
     return x.new_empty((*x.shape[:-1], heads * width))

@@ -21,7 +21,6 @@ from vulkan_device import far_rows, no_device, same_values
 
 import halfbyte
 from halfbyte.lowering.targets.cpu import CpuTarget
-from halfbyte.runtime.manifest import Manifest
 
 TORCH = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 EPS = 1e-5
@@ -72,7 +71,10 @@ KINDS = (
     *(Kind(128, "f16", "f32"), Kind(576, "bf16", "f32"), Kind(64, "f32", "bf16"))[:3],
     *(Kind(width, "f32", None) for width in (80, 896)),
     *(Kind(width, "bf16", None) for width in (7, 128)),
-    *(Kind(64, "f32", heads=3, first=64, columns=320), Kind(80, "bf16", "bf16", heads=2, first=7, columns=170)),
+    *(
+        Kind(64, "f32", heads=3, first=64, columns=320),
+        Kind(80, "bf16", "bf16", heads=2, first=7, columns=170),
+    ),
     *(Kind(7, "f16", "f16", heads=5, columns=36), Kind(200, "f32", heads=1, first=3, columns=207)),
 )
 ROWS = (0, 1, 2, 3, 5, 14, 94)
@@ -156,9 +158,7 @@ def test_ptx_is_assembled_and_divides_exactly(architecture: str, tmp_path: Path)
     if assembler() is None:
         pytest.skip("no ptxas: pip install nvidia-cuda-nvcc")
     dump = f"--iree-hal-dump-executable-files-to={tmp_path / 'ptx'}"
-    options = halfbyte.CompileOptions(
-        target="cuda", cuda_arch=architecture, iree_flags=(dump,), cache=False
-    )
+    options = halfbyte.CompileOptions(target="cuda", cuda_arch=architecture, iree_flags=(dump,), cache=False)
     compiled(tmp_path / "out", options)
     kernels = assembled(tmp_path / "ptx", architecture, tmp_path)
     assert len(kernels) == len({name for name in kernels if name.startswith("halfbyte_rms_norm")}) > 20
