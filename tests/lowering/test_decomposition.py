@@ -108,3 +108,14 @@ def test_views_that_are_written_to_and_constants(module: torch.nn.Module) -> Non
     lowered = decomposed(exported(module, torch.rand(3, 8)), decompositions(), WHOLE)
     x = torch.randn(6, 8)
     assert torch.equal(lowered.module()(x), module(x))
+
+
+def test_arguments_may_be_called_as_python_calls_its_own() -> None:
+    class Named(torch.nn.Module):
+        def forward(self, input: torch.Tensor, list: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.silu(input) * list
+
+    x = torch.randn(5, 8)
+    program = decomposed(exported(Named(), x, x), decompositions(), WHOLE)
+    assert [node.name for node in program.graph.nodes if node.op == "placeholder"] == ["input", "list"]
+    torch.testing.assert_close(program.module()(x, x), torch.nn.functional.silu(x) * x)
