@@ -9,8 +9,8 @@ from halfbyte.lowering.kernels.platform import CPU, Platform
 
 # Of a workgroup on a CPU: less than that is done sooner than a worker wakes up.
 _VALUES = 16384
-# On a GPU four norms of so many values share a workgroup, whose threads keep their inputs in registers.
-_NARROW = 512
+# Norms of so many values share a workgroup of a GPU.
+_NARROW = 256
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Normalize:
 
     @property
     def _of_threads(self) -> dict[str, object]:
-        together = 4 if self.width <= _NARROW else 1
+        together = 16 if self.width <= _NARROW else 1
         return {"together": together, "lanes": 256 // together}
 
 
