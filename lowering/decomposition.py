@@ -109,7 +109,9 @@ class _Decomposition:
         if isinstance(node.target, torch._ops.OpOverload) and node.target not in self._whole:
             return self._inlined(node)
         made = self._graph.node_copy(node, lambda old: self._made[old])
-        if node.op == "placeholder":  # the signature goes by name, and a graph would rename one that is Python's
+        if (
+            node.op == "placeholder"
+        ):  # the signature goes by name, and a graph would rename one that is Python's
             made.name = node.name
         return made
 
