@@ -86,7 +86,8 @@ def rms_norm_merged(
     return rms_norm(columns, weight, eps, plus_one, rounds).flatten(-2)
 
 
-def _check(x: torch.Tensor, width: int, weight: torch.Tensor | None) -> None:
+def check_norm(x: torch.Tensor, width: int, weight: torch.Tensor | None) -> None:
+    """Refuses rows and weights that no norm takes."""
     torch._check(x.dtype in NORM_DTYPES, lambda: f"rows must be float32, float16 or bfloat16, not {x.dtype}")
     torch._check(
         weight is None or (weight.dtype in NORM_DTYPES and list(weight.shape) == [width]),
@@ -99,7 +100,7 @@ def _check(x: torch.Tensor, width: int, weight: torch.Tensor | None) -> None:
 def _fake(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, plus_one: bool, rounds: bool
 ) -> torch.Tensor:
-    _check(x, x.shape[-1], weight)
+    check_norm(x, x.shape[-1], weight)
     return x.new_empty(x.shape)
 
 
@@ -113,7 +114,7 @@ def _merged_fake(
     plus_one: bool,
     rounds: bool,
 ) -> torch.Tensor:
-    _check(x, width, weight)
+    check_norm(x, width, weight)
     torch._check(
         first >= 0 and first + heads * width <= x.shape[-1],
         lambda: f"{heads} heads of {width} from column {first} of {x.shape[-1]}",

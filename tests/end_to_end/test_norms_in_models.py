@@ -34,8 +34,11 @@ def test_norms_of_heads_and_before_the_head(target: str, tmp_path: Path, checkpo
     [step] = [step for step in made.report["passes"] if step["name"] == "find-norms"]
     assert step["changed"] == 3 * len(NORMS)  # of three entry points
     texts = {file.name: file.read_text() for file in sources.iterdir()}
-    widths = {found[1] for name in texts if (found := re.search(r"_rms_norm\w{8}_(\d+)_f32_f32", name))}
-    assert widths == {"32", "128"}
+    # Those of queries and keys are computed with their rotation.
+    assert {found[1] for name in texts if (found := re.search(r"_rms_norm\w{8}_(\d+)_f32_f32", name))} == {
+        "128"
+    }
+    assert any(re.search(r"_rotate_merged_append_32x32_r16_norm\w{8}_f32_f32_f32", name) for name in texts)
     ours = [name for name in texts if "halfbyte_" in name]
     assert len(ours) > 5
     for name in texts.keys() - ours:
