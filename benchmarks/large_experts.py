@@ -23,7 +23,7 @@ from typing import Any
 
 import halfbyte
 from halfbyte.compile_model import compile_model
-from halfbyte.compile_phases import Progress
+from halfbyte.progress import Progress
 from halfbyte.runtime import Conversation
 
 ROOT = Path(__file__).parents[1]

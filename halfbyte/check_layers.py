@@ -10,16 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from halfbyte.progress import Progress
+
 if TYPE_CHECKING:
     import torch
 
     from halfbyte.checkpoints import Checkpoint
+    from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
+    from halfbyte.lowering.kernels.linear import Linear
     from halfbyte.lowering.layer_program import ArchivedLayer
+    from halfbyte.passes.weight import Weight
     from halfbyte.runtime import Bundle
     from halfbyte.runtime.manifest import EntryPoint
 
 # Kernels of e4m3 weights add inside a piece of a block in float32, the reference adds it exactly.
 FP8_LIMIT = 1e-5
+# Outputs of a layer that its references are computed for at a time: they take 8 bytes per weight and more.
+_ROWS = 8192
 # Where a GPU does not fuse multiplications and additions. A last bit of gate times up may turn a code.
 GPU_LIMIT, GPU_EXPERTS_LIMIT = 1e-6, 5e-3
 
@@ -58,6 +65,7 @@ def check_layers(
     layers: Sequence[ArchivedLayer],
     inputs: Mapping[str, LayerInputs],
     options: Mapping[str, Any],
+    progress: Progress,
 ) -> list[LayerCheck]:
     """Runs every layer alone, from the bundle's archive, on the inputs that it had in the float model.
 
@@ -68,12 +76,17 @@ def check_layers(
         layers: of its archive.
         inputs: by the name of the layer.
         options: of the compilation.
+        progress: told how many layers are done.
     """
     if not layers:
         return []
+    checks: list[LayerCheck] = []
     with tempfile.TemporaryDirectory(prefix="halfbyte-verify-") as scratch:
         runner = _layer_bundle(Path(scratch), folder, bundle, layers, options)
-        return [_check_layer(runner, checkpoint, layer, inputs[layer.name]) for layer in layers]
+        for layer in layers:
+            checks.append(_check_layer(runner, checkpoint, layer, inputs[layer.name]))
+            progress.advance(len(checks), len(layers))
+    return checks
 
 
 def _layer_bundle(
@@ -102,7 +115,7 @@ def _layer_bundle(
         Model("graph", bundle.manifest.model.dtype), programs, bundle.manifest.parameters, entries
     )
     write_json(scratch / FILE_NAME, manifest.to_json())
-    return load(scratch, device=bundle.device.spec, threads=bundle.device.threads)
+    return load(scratch, device=bundle.device.spec, threads=bundle.device.threads, parameters="mmap")
 
 
 def _entry(layer: ArchivedLayer) -> EntryPoint:
@@ -184,24 +197,41 @@ def _linear_reference(
     from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
     from halfbyte.lowering.kernels.linear import Linear
     from halfbyte.passes.merge_linears import join_weights
-    from halfbyte.passes.weight import Fp8Tensor
+    from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 
     linear, members = layer.linear, layer.members
     assert isinstance(linear, Linear | Fp8Linear)
     weight = join_weights(layer.name, map(checkpoint.quantized, members), layer.outputs)
     biases = [checkpoint.float_tensor(f"{member}.bias").float() for member in members] if linear.bias else []
     bias = torch.cat(biases) if biases else None
-    exact = x.double() @ weight.dequantize().double().T + (0 if bias is None else bias.double())
+    if isinstance(weight, QuantTensor) and weight.permutation is not None:
+        ordered = ordered[:, weight.permutation]
+    wanted, exacts = [], []
+    for start in range(0, layer.outputs, _ROWS):
+        part = weight.rows(start, start + _ROWS)
+        added = None if bias is None else bias[start : start + _ROWS]
+        wanted.append(_reference_rows(linear, part, ordered, added))
+        exacts.append(x.double() @ part.dequantize().double().T + (0 if added is None else added.double()))
+    limit = FP8_LIMIT if isinstance(weight, Fp8Tensor) else 0.0
+    return _Reference(ordered, torch.cat(wanted, -1), torch.cat(exacts, -1), limit)
+
+
+def _reference_rows(
+    linear: Linear | Fp8Linear, weight: Weight, x: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """What the layer's operator gives for some of its outputs."""
+    import torch
+
+    from halfbyte.lowering.kernels.linear import Linear
+    from halfbyte.passes.weight import Fp8Tensor
+
     if isinstance(weight, Fp8Tensor):
-        assert isinstance(linear, Fp8Linear)
-        mode = "fp8" if linear.quantized else "none"
+        mode = "none" if isinstance(linear, Linear) or not linear.quantized else "fp8"
         blocks = (weight.block_outputs, weight.block_inputs)
-        want = torch.ops.halfbyte.fp8_block_linear(ordered, weight.bits, weight.scale, bias, *blocks, mode)
-        return _Reference(ordered, want, exact, FP8_LIMIT)
+        return torch.ops.halfbyte.fp8_block_linear(x, weight.bits, weight.scale, bias, *blocks, mode)
     assert isinstance(linear, Linear)
-    ordered = ordered if weight.permutation is None else ordered[:, weight.permutation]
-    want = torch.ops.halfbyte.linear(
-        ordered,
+    return torch.ops.halfbyte.linear(
+        x,
         weight.packed(),
         weight.scale,
         weight.zero,
@@ -213,7 +243,6 @@ def _linear_reference(
         linear.digits,
         linear.min_tokens,
     )
-    return _Reference(ordered, want, exact)
 
 
 def _experts_reference(

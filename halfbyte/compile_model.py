@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from halfbyte.checkpoint_program import program_of_checkpoint
-from halfbyte.compile_phases import Progress, Watch
+from halfbyte.compile_phases import Watch
 from halfbyte.lowering.options import CompileOptions
 from halfbyte.model_facts import Facts
+from halfbyte.progress import Progress
 from halfbyte.write_bundle import Compiled, write_bundle
 
 if TYPE_CHECKING:

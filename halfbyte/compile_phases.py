@@ -1,4 +1,4 @@
-"""The phases of a compilation, how long each takes, and who is told."""
+"""The phases of a compilation, and how long each takes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from halfbyte.progress import Progress
+
 PHASES = ("load", "head", "rewrite", "export", "import", "compile", "write")
-
-
-class Progress:
-    """Called as the compilation goes on; this one says nothing."""
-
-    def phase(self, name: str) -> None:
-        """A phase of `PHASES` begins."""
-
-    def advance(self, done: int, total: int) -> None:
-        """Bytes of the archive written so far, and in all."""
 
 
 class Watch:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from halfbyte.archived_layers import block_of
+from halfbyte.progress import Progress
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,11 @@ _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.([^.]+).*")
 
 
 def run_float(
-    model: Any, checkpoint: Checkpoint, tokens: np.ndarray[Any, Any], layers: Sequence[ArchivedLayer]
+    model: Any,
+    checkpoint: Checkpoint,
+    tokens: np.ndarray[Any, Any],
+    layers: Sequence[ArchivedLayer],
+    progress: Progress,
 ) -> tuple[dict[str, LayerInputs], np.ndarray[Any, Any]]:
     """What every layer was given and gave, by its name, and the logits [T, vocabulary].
 
@@ -44,6 +49,7 @@ def run_float(
             if shape is not None and shape.weighed:
                 found = _unsorted(found, shape.experts, model.config.num_experts_per_tok)
             seen[layer.name] = found if change is None else change(found)
+            progress.advance(len(seen), len(layers))
 
         return hook
 

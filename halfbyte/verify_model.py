@@ -13,6 +13,7 @@ import numpy as np
 from halfbyte.check_layers import LayerCheck, check_layers
 from halfbyte.divergence import divergence
 from halfbyte.errors import UsageError
+from halfbyte.progress import Progress
 from halfbyte.sample_text import sample_tokens
 
 if TYPE_CHECKING:
@@ -87,12 +88,14 @@ def verify(
     limits: Limits | None = None,
     device: str = "cpu",
     threads: int | None = None,
+    progress: Progress | None = None,
 ) -> Verification:
     """Compares a bundle with the checkpoint it was compiled from.
 
     The float model (transformers, float32, weights dequantized) runs once over the tokens, with the weights of one
     decoder layer in memory. Each quantized layer of the bundle gets the very inputs that layer had there, and is
-    compared with the operator's reference; the bundle's logits are compared with the float model's.
+    compared with the operator's reference; the bundle's logits are compared with the float model's. A rounded head
+    makes a second run, with the checkpoint's own. The bundle's archives are mapped: a few calls do not pay for a copy.
 
     Args:
         bundle: a folder written by compile.
@@ -101,6 +104,7 @@ def verify(
         limits: what counts as a failure.
         device: where the bundle runs.
         threads: worker threads of a CPU.
+        progress: told of the phases ``float model``, ``layers``, ``logits`` and ``head``.
 
     Raises:
         CheckpointError: the bundle does not hold what the checkpoint says.
@@ -113,22 +117,26 @@ def verify(
     from halfbyte.float_inputs import run_float
     from halfbyte.runtime import load
 
-    folder = Path(bundle)
-    loaded = load(folder, device=device, threads=threads)
+    folder, progress = Path(bundle), progress or Progress()
+    loaded = load(folder, device=device, threads=threads, parameters="mmap")
     report = json.loads((folder / "report.json").read_text())
     own = open_checkpoint(Path(model))
     checkpoint = with_head(own, chosen_before(report))
     numbers = np.asarray(_default_tokens(folder, loaded) if tokens is None else tokens, np.int64)
     if len(numbers) < 2:
         raise UsageError("verify needs at least two tokens", found=str(len(numbers)))
+    progress.phase("float model")
     float_model = streamed_model(checkpoint)
     layers = archived_layers(loaded, checkpoint, float_model, report)
-    inputs, expected = run_float(float_model, checkpoint, numbers, layers)
-    checks = check_layers(folder, loaded, checkpoint, layers, inputs, report["options"])
+    inputs, expected = run_float(float_model, checkpoint, numbers, layers, progress)
+    progress.phase("layers")
+    checks = check_layers(folder, loaded, checkpoint, layers, inputs, report["options"], progress)
+    progress.phase("logits")
     got = _logits(loaded, numbers)
     head_kl = None
     if checkpoint is not own:
-        before = run_float(streamed_model(own), own, numbers, [])[1]
+        progress.phase("head")
+        before = run_float(streamed_model(own), own, numbers, [], progress)[1]
         head_kl = divergence(before, expected)
     return _judge(loaded, checks, numbers, got, expected, limits or Limits(), head_kl)
 

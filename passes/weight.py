@@ -173,6 +173,11 @@ class Fp8Tensor:
     def scheme(self) -> Fp8Scheme:
         return Fp8Scheme(self.block_outputs, self.block_inputs, dtype_name(self.scale.dtype))
 
+    def rows(self, start: int, end: int) -> Fp8Tensor:
+        """The outputs from ``start`` to before ``end``, each with scales of its own."""
+        scale = scales_by_row(self.scale, self.shape[0], self.block_outputs)[start:end]
+        return replace(self, bits=self.bits[start:end], scale=scale, block_outputs=1)
+
     def dequantize(self) -> torch.Tensor:
         """float32 [N, K], one rounding per weight."""
         columns = self.row_scales()

@@ -49,7 +49,7 @@ class Bundle:
     ) -> None:
         self.folder, self.manifest, self.device = folder, manifest, device
         self.residences, self.notes = residences, notes
-        self._functions = functions
+        self._functions, self._caches = functions, frozenset(manifest.caches)
 
     @property
     def entry_points(self) -> Mapping[str, EntryPoint]:
@@ -77,7 +77,7 @@ class Bundle:
         if name not in self._functions:
             raise UsageError("no such entry point", found=repr(name), accepted=", ".join(self._functions))
         function = self._functions[name]
-        return function(check_inputs(name, function.entry, inputs, self.manifest.caches))
+        return function(check_inputs(name, function.entry, inputs, self._caches))
 
     def to_device(self, array: np.ndarray[Any, Any], dtype: str) -> DeviceArray:
         """Copies a numpy array (of the carrier dtype of ``dtype``) to the bundle's device."""

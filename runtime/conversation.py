@@ -28,6 +28,7 @@ class Conversation:
     Attributes:
         position: tokens fed so far.
         capacity: tokens it can hold.
+        samples: whether the program draws tokens.
 
     Raises:
         UsageError: the bundle cannot hold a conversation, or the chunk is too small.
@@ -46,6 +47,7 @@ class Conversation:
             raise UsageError("chunk too small", found=str(chunk), accepted="at least 2 tokens")
         self._bundle, self._chunk = bundle, chunk
         self.capacity = bundle.manifest.model.max_context
+        self.samples = all(SAMPLING in bundle.entry_points[name].inputs for name in ("prefill", "decode"))
         self.reset()
 
     def reset(self) -> None:
@@ -88,11 +90,6 @@ class Conversation:
         if token < 0:
             raise not_numbers("NaN, inf, or nothing but -inf")
         return token
-
-    @property
-    def samples(self) -> bool:
-        """Whether the program draws tokens."""
-        return all(SAMPLING in self._bundle.entry_points[name].inputs for name in ("prefill", "decode"))
 
     def _feed(
         self, fed: np.ndarray[Any, np.dtype[np.int64]], settings: np.ndarray[Any, np.dtype[np.float32]]

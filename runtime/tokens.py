@@ -28,7 +28,7 @@ def check_tokens(
             "no tokens", found=f"{array.dtype} {list(array.shape)}", accepted="a list of integers"
         )
     last = np.iinfo(np.int64).max if vocabulary is None else vocabulary - 1
-    outside = array[(array < 0) | (array > last)]
-    if outside.size:
+    if array.min() < 0 or array.max() > last:
+        outside = array[(array < 0) | (array > last)]
         raise UsageError("token outside the vocabulary", found=str(outside[0]), accepted=f"0 to {last}")
     return array.astype(np.int64)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
-import time
 import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,7 +17,7 @@ from halfbyte.cli.compile_options import (
     OnUnsupportedOption,
     choice,
 )
-from halfbyte.compile_phases import Progress
+from halfbyte.cli.shown_progress import ShownProgress
 
 if TYPE_CHECKING:
     from halfbyte.write_bundle import Compiled
@@ -164,7 +162,7 @@ def compile_command(
         iree_flags=tuple(iree_flag or ()),
         cache=cache,
     )
-    with _Shown() as progress:
+    with ShownProgress() as progress:
         compiled = compile_model(model, out, options, progress)
     for line in summary(compiled):
         typer.echo(line)
@@ -218,50 +216,3 @@ def _size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} GB"
-
-
-class _Shown(Progress):
-    """Progress on stderr: a live line on a terminal, a line per phase elsewhere."""
-
-    def __init__(self) -> None:
-        self.live: Any = None
-        self.bar: Any = None
-        self.task: Any = None
-        self.started: float = 0.0
-        self.current = ""
-
-    def __enter__(self) -> _Shown:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-            self.bar = Progress(*columns, console=Console(stderr=True), transient=False)
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._finish()
-        if self.bar is not None:
-            self.bar.stop()
-
-    def phase(self, name: str) -> None:
-        if name == self.current:
-            return
-        self._finish()
-        self.current, self.started = name, time.perf_counter()
-        if self.bar is not None:
-            self.task = self.bar.add_task(name, total=None)
-
-    def advance(self, done: int, total: int) -> None:
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done, total=total)
-
-    def _finish(self) -> None:
-        if not self.current:
-            return
-        if self.bar is not None:
-            self.bar.update(self.task, completed=1, total=1)
-        else:
-            print(f"{self.current}: {time.perf_counter() - self.started:.1f} s", file=sys.stderr, flush=True)
-        self.current = ""

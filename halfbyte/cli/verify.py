@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from halfbyte.cli.bundle_options import BundleFolder, DeviceOption, ThreadsOption
+from halfbyte.cli.shown_progress import ShownProgress
 from halfbyte.errors import ComparisonError
 
 
@@ -45,7 +46,10 @@ def verify_command(
 
     numbers = None if tokens is None else parse_tokens(tokens)
     limits = Limits(max_layer_error, max_logits_error, max_kl)
-    found = verify(out, model, tokens=numbers, limits=limits, device=device, threads=threads)
+    with ShownProgress() as progress:
+        found = verify(
+            out, model, tokens=numbers, limits=limits, device=device, threads=threads, progress=progress
+        )
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=1))
     else:

@@ -23,11 +23,12 @@ from halfbyte import head_cost
 from halfbyte.checkpoints import Checkpoint, load_float_model, open_checkpoint
 from halfbyte.checkpoints.quantized_head import with_head
 from halfbyte.choose_head import MOST, SMALLEST, choose_head
-from halfbyte.compile_phases import Progress, Watch
+from halfbyte.compile_phases import Watch
 from halfbyte.divergence import divergence
 from halfbyte.errors import UnsupportedLayerError
 from halfbyte.float_inputs import run_float
 from halfbyte.layer_activations import LayerActivations
+from halfbyte.progress import Progress
 from halfbyte.verify_model import verify
 
 VOCABULARY = SMALLEST // 4 // 64
@@ -61,7 +62,10 @@ def test_a_head_that_costs_little_is_rounded(made: Made, tied: bool) -> None:
     assert checkpoint.layers["lm_head"].scheme is not None
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, 32)  # there is no tokenizer
     own = open_checkpoint(folder)
-    logits = [run_float(load_float_model(one), one, tokens, [])[1] for one in (own, with_head(own, "int8"))]
+    logits = [
+        run_float(load_float_model(one), one, tokens, [], Progress())[1]
+        for one in (own, with_head(own, "int8"))
+    ]
     want = divergence(*logits)
     assert 0 < want < MOST and said["kl"] == pytest.approx(
         want, rel=0.1

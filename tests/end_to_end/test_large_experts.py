@@ -31,7 +31,7 @@ import sys
 from pathlib import Path
 import halfbyte
 from halfbyte.compile_model import compile_model
-from halfbyte.compile_phases import Progress
+from halfbyte.progress import Progress
 
 def memory(field):
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import iree.runtime as rt
 import pytest
 
+from halfbyte import check_layers
 from halfbyte.check_layers import FP8_LIMIT
 from halfbyte.errors import CheckpointError, UsageError
+from halfbyte.progress import Progress
 from halfbyte.verify_model import Limits, verify
 
 Compile = Callable[..., Path]
@@ -149,7 +152,7 @@ def test_one_wrong_weight_fails_its_layer(
 ) -> None:
     assert main("verify", tampered, checkpoints / V2, "--tokens", "176,5,271,9") == 1
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"error: {tampered}: ")
+    assert f"\nerror: {tampered}: " in captured.err
     assert "model.layers.1.mlp.down_proj: error" in captured.err
     assert "model.layers.0" not in captured.err
     assert "layers: 7 of 8 equal the reference bit for bit" in captured.out
@@ -178,6 +181,38 @@ def test_caches_of_16_bits_have_the_limits_of_16_bits(
     assert found.logits_error > 1e-6, "the caches are rounded"
     wide = verify(bundle, checkpoints / V2, tokens=[1, 2, 3, 4, 5], limits=Limits(logits=1e-6))
     assert any(failure.startswith("logits") for failure in wide.failures)
+
+
+@pytest.mark.parametrize("name", [V2, ACT_ORDER, "llama-ct-fp8-block"])
+def test_layers_are_compared_a_few_outputs_at_a_time(
+    checkpoints: Path, compiled: Compile, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The references of a large layer would not fit the memory; with biases, permutations and blocks of outputs."""
+    whole = verify(compiled(name), checkpoints / name, tokens=[3, 99, 20, 7])
+    monkeypatch.setattr(check_layers, "_ROWS", 24)
+    seen = Seen()
+    found = verify(compiled(name), checkpoints / name, tokens=[3, 99, 20, 7], progress=seen)
+    assert whole.failures == () and [replace(check, float_error=0.0) for check in found.layers] == [
+        replace(check, float_error=0.0) for check in whole.layers
+    ]
+    assert [check.float_error for check in found.layers] == pytest.approx(
+        [check.float_error for check in whole.layers], rel=1e-6
+    )
+    total = len(found.layers)
+    every = [(number + 1, total) for number in range(total)]
+    assert seen.phases == {"float model": every, "layers": every, "logits": []}
+
+
+class Seen(Progress):
+    def __init__(self) -> None:
+        self.phases: dict[str, list[tuple[int, int]]] = {}
+
+    def phase(self, name: str) -> None:
+        self.phases[name] = []
+
+    def advance(self, done: int, total: int) -> None:
+        [*_, last] = self.phases.values()
+        last.append((done, total))
 
 
 def test_limits_are_kept(checkpoints: Path, compiled: Compile) -> None:
