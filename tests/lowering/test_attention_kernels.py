@@ -278,9 +278,8 @@ class Caches:
         return out.reshape(tokens, self.case.heads, self.case.value_width)
 
 
-def expected(case: Case, tokens: int) -> Array:
-    """Of the first tokens of a text."""
-    q, k, v, angles, sinks = inputs(case, tokens, 0)
+def turned(case: Case, q: Array, k: Array, angles: Array) -> tuple[Array, Array]:
+    """Queries and keys as they are multiplied: normed and rotated, where the case has that."""
     if case.norm:
         q, k = (
             rms_norm(x.reshape(-1, case.width), weight, EPS, case.plus_one, case.rounds).reshape(x.shape)
@@ -288,6 +287,13 @@ def expected(case: Case, tokens: int) -> Array:
         )
     if case.pairs:
         q, k = (rotated(x, angles, case.interleaved) for x in (q, k))
+    return q, k
+
+
+def expected(case: Case, tokens: int) -> Array:
+    """Of the first tokens of a text."""
+    q, k, v, angles, sinks = inputs(case, tokens, 0)
+    q, k = turned(case, q, k, angles)
     k, v = (x.astype(np.float32).astype(TYPES[case.cache]) for x in (k, v))
     return attention(q, k, v, 0, case.rule, sinks if case.sinks else None)
 
