@@ -52,8 +52,8 @@ def factors(node: Any, target: Any) -> list[tuple[Any, Any]]:
 def new_call(graph: Graph, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:
     """A node at the graph's insertion point, with the value it has in shapes."""
     made = graph.call_function(target, args, kwargs)
-    given = (part for part in made.all_input_nodes if isinstance(part.meta.get("val"), torch.Tensor))
-    with next(given).meta["val"].fake_mode:
+    values = (node.meta.get("val") for node in graph.nodes)
+    with next(value for value in values if isinstance(value, torch.Tensor)).fake_mode:  # type: ignore[attr-defined]
         known: Any = torch.fx.node.map_arg((args, kwargs), lambda part: part.meta["val"])
         made.meta["val"] = target(*known[0], **known[1])
     return made
