@@ -40,6 +40,7 @@ def program_of_checkpoint(
     from halfbyte.fusions import passes_of
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
     from halfbyte.passes.find_attention import DONE
+    from halfbyte.passes.find_norms import NormsAsBefore
     from halfbyte.passes.fuse_linears import FusedAsBefore
     from halfbyte.passes.merge_linears import MergeAsBefore, MergeLinears
     from halfbyte.passes.pipeline import run_passes
@@ -81,7 +82,7 @@ def program_of_checkpoint(
             program.entries = export_decoder(model, context, options.kv_cache, samples)
             run_passes(program, [MergeLinears(), *passes_of(fusions)])
         else:
-            run_passes(program, [MergeAsBefore(known[1]), FusedAsBefore(known[2])])
+            run_passes(program, [MergeAsBefore(known[1]), FusedAsBefore(known[2]), NormsAsBefore(known[3])])
         for number in range(model.config.num_hidden_layers):
             report.attention[f"model.layers.{number}.self_attn"] = f"{DONE}, caches in {options.kv_cache}"
     caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model.config, context))

@@ -31,7 +31,8 @@ def chosen_fusions(chosen: str) -> frozenset[str]:
 
 
 def passes_of(fusions: frozenset[str]) -> list[Pass]:
-    """The passes that find them, in order."""
+    """The passes that find them, in order, and the norms that are left."""
+    from halfbyte.passes.find_norms import FindNorms
     from halfbyte.passes.fuse_linears import FuseLinears
     from halfbyte.passes.rotate_merged import RotateMerged
 
@@ -39,6 +40,7 @@ def passes_of(fusions: frozenset[str]) -> list[Pass]:
     passes: list[Pass] = []
     if norm or glu or residual:
         passes.append(FuseLinears(norm, glu, residual))
+    passes.append(FindNorms())
     if rotate:
         passes.append(RotateMerged())
     return passes

@@ -1,4 +1,4 @@
-"""Rewrites a user's graph: dequantized linears and causal attention become operators of halfbyte."""
+"""Rewrites a user's graph: dequantized linears, causal attention and RMSNorms become operators of halfbyte."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def rewrite(
 
     Linears whose weight the graph computes from state as (codes - zero) * scale, however the codes are packed
     and the inputs ordered, become one ``halfbyte::linear`` each; those that read the same input become one.
-    Causal attention of one sequence (torch's ``scaled_dot_product_attention``) becomes ``halfbyte::attention``.
+    Causal attention of one sequence (torch's ``scaled_dot_product_attention``) becomes ``halfbyte::attention``,
+    an RMSNorm ``halfbyte::rms_norm``.
     The result runs eagerly (``program.entries["forward"].module()``) with the operators' reference semantics,
     and `halfbyte.compile` takes it. ``program.report`` has a row for every linear and every refusal.
 
@@ -51,6 +52,7 @@ def rewrite(
     from halfbyte.export_module import export_module
     from halfbyte.passes.find_attention import FindAttention
     from halfbyte.passes.find_dequantized_linears import FindDequantizedLinears
+    from halfbyte.passes.find_norms import FindNorms
     from halfbyte.passes.merge_linears import MergeLinears
     from halfbyte.passes.pipeline import Pass, run_passes
     from halfbyte.passes.program import Program
@@ -69,6 +71,7 @@ def rewrite(
         FindDequantizedLinears(Activations(activations), min_tokens=min_tokens),
         MergeLinears(),
         FindAttention(),
+        FindNorms(),
     ]
     run_passes(program, passes, hooks)
     return program

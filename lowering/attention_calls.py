@@ -3,33 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from halfbyte.lowering.called import Called
 from halfbyte.lowering.imported_values import Shaped, constant, is_none
 from halfbyte.lowering.kernels.attention import SEGMENT_BLOCKS, AttentionOfThreads, AttentionShape
-from halfbyte.lowering.kernels.generator import Kernel, render
+from halfbyte.lowering.kernels.generator import RmsNorm, render
 from halfbyte.lowering.kernels.kv_append import KvAppend, Rotation
 from halfbyte.lowering.targets.target import Target
-
-
-@dataclass(frozen=True)
-class Called:
-    """A call in place of an operator.
-
-    Attributes:
-        symbol: the function's name.
-        text: the function, a ``util.func``.
-        operands: what it is given, values of the torch dialect.
-        results: types of what it gives.
-        kernels: what it dispatches.
-    """
-
-    symbol: str
-    text: str
-    operands: tuple[Any, ...]
-    results: tuple[str, ...]
-    kernels: tuple[Kernel, ...] = ()
 
 
 def _attention(target: Target, op: Any) -> Called:
@@ -91,14 +73,28 @@ def _rotate_append(target: Target, op: Any) -> Called:
 
 
 def _rotate_append_merged(target: Target, op: Any) -> Called:
-    qkv, heads, cos, sin, interleaved, keys, values, position = op.operands
-    rows, cache = Shaped.of(qkv), Shaped.of(keys)
+    qkv, heads, cos, sin, interleaved, keys, values, position, q_norm, k_norm, *settings = op.operands
+    rows, cache, normed = Shaped.of(qkv), Shaped.of(keys), not is_none(q_norm)
     width = cache.shape[2]
     assert width is not None
     turned = Rotation(_pairs(cos), bool(constant(interleaved)))
-    kernel = KvAppend(width, width, rows.dtype, cache.dtype, turned, target.platform, merged=True)
-    types = {"qkv": rows.type, "table": Shaped.of(cos).type}
-    operands = (qkv, cos, sin, keys, values, position)
+    eps, plus_one, rounds = map(constant, settings)
+    norm = RmsNorm(eps, bool(plus_one)) if normed else None
+    weights = (q_norm, k_norm) if normed else ()
+    kernel = KvAppend(
+        width,
+        width,
+        rows.dtype,
+        cache.dtype,
+        turned,
+        target.platform,
+        merged=True,
+        norm=norm,
+        norm_weight=Shaped.of(q_norm).dtype if normed else "",
+        norm_rounds=normed and bool(rounds) and rows.dtype != "f32",
+    )
+    types = {"qkv": rows.type, "table": Shaped.of(cos).type, "norm": Shaped.of(q_norm).type if normed else ""}
+    operands = (qkv, cos, sin, *weights, keys, values, position)
     return _append(kernel, constant(heads), rows.shape[1], (keys, values), types, operands)
 
 
@@ -121,6 +117,7 @@ def _append(
         kernel=kernel.symbol,
         rotated=kernel.rotation is not None,
         merged=kernel.merged,
+        normed=kernel.norm is not None,
         keys=keys.type,
         values=values.type,
         q_out="".join(turned),

@@ -111,7 +111,12 @@ class _Decomposition:
             return self._size(node, self._made)
         if isinstance(node.target, torch._ops.OpOverload) and node.target not in self._whole:
             return self._inlined(node)
-        return self._graph.node_copy(node, lambda old: self._made[old])
+        made = self._graph.node_copy(node, lambda old: self._made[old])
+        if (
+            node.op == "placeholder"
+        ):  # the signature goes by name, and a graph would rename one that is Python's
+            made.name = node.name
+        return made
 
     def _size(self, node: torch.fx.Node, made: Mapping[torch.fx.Node, Any]) -> torch.fx.Node:
         """One node for every size, wherever it is asked for."""

@@ -44,8 +44,8 @@ class KeptImport:
             digest.update(b"\0")
         return cls(cache_folder() / f"{digest.hexdigest()}.import.json")
 
-    def read(self) -> tuple[Imported, dict[str, Merge], dict[str, str]] | None:
-        """The import, the linears merged on the way and what others were fused with; None without a whole one."""
+    def read(self) -> tuple[Imported, dict[str, Merge], dict[str, str], dict[str, str]] | None:
+        """The import, the linears merged on the way, what others were fused with and the norms; None without."""
         try:
             kept = json.loads(self.path.read_text(encoding="utf-8"))
             merges = {
@@ -60,6 +60,7 @@ class KeptImport:
                 Imported(kept["text"], kept["state"], arguments, results, kept["names"]),
                 merges,
                 kept["fused"],
+                kept["norms"],
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
@@ -72,6 +73,7 @@ class KeptImport:
             return
         merges = {name: asdict(one) for name, one in program.merges.items()}
         kept = {**asdict(imported), "merges": merges, "fused": program.report.fused}
+        kept["norms"] = program.report.norms
         keep(self.path, json.dumps(kept, default=_dtype_name).encode())
 
 

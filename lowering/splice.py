@@ -34,6 +34,7 @@ from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, Sample, TopK, render
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.linear_calls import linear_call
+from halfbyte.lowering.norm_calls import NORMS
 from halfbyte.lowering.parameters import ParameterGroup, Parameters, TensorSpec
 from halfbyte.lowering.target_limits import check_experts, check_signature
 from halfbyte.lowering.targets.target import Target
@@ -44,6 +45,7 @@ from halfbyte.passes.scheme import Activations, mode_name
 from halfbyte.passes.weight import Fp8Tensor, quant_tensor, same
 
 SCOPE = "model"
+_CALLS = {**ATTENTION, **NORMS}
 
 
 @dataclass
@@ -103,7 +105,7 @@ class _Splicer:
             "torch.halfbyte.moe": functools.partial(self._experts, moe_call),
             "torch.halfbyte.fp8_block_moe": functools.partial(self._experts, fp8_block_moe_call),
             "torch.halfbyte.cache_append": self._cache_append,
-            **dict.fromkeys(ATTENTION, self._attention),
+            **dict.fromkeys(_CALLS, self._call),
             "torch.halfbyte.quantize_per_token": self._quantize_per_token,
             "torch.halfbyte.topk": self._topk,
             "torch.halfbyte.sample": self._sample,
@@ -297,8 +299,8 @@ class _Splicer:
         [out] = call(name, [cache.type], [builtin(value) for value in op.operands])
         replace(op, [out])
 
-    def _attention(self, entry: str, op: Any) -> None:
-        called = ATTENTION[ir.StringAttr(op.attributes["name"]).value](self.target, op)
+    def _call(self, entry: str, op: Any) -> None:
+        called = _CALLS[ir.StringAttr(op.attributes["name"]).value](self.target, op)
         self._use(called.kernels)
         self.helpers.setdefault(called.symbol, called.text)
         replace(op, call(called.symbol, list(called.results), [builtin(value) for value in called.operands]))

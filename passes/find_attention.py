@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from halfbyte.passes.graph_patterns import module_path, new_call
 from halfbyte.passes.program import Program, replace
 
 _aten: Any = torch.ops.aten
@@ -76,12 +77,7 @@ def _rewrite(entry: ExportedProgram, node: torch.fx.Node) -> None:
     width = given["query"].meta["val"].shape[3]
     value_width, heads = given["value"].meta["val"].shape[3], given["query"].meta["val"].shape[1]
 
-    def call(target: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.fx.Node:
-        made = graph.call_function(target, args, kwargs)
-        with node.meta["val"].fake_mode:
-            known = torch.fx.node.map_arg((args, kwargs), lambda part: part.meta["val"])
-            made.meta["val"] = target(*known[0], **known[1])  # type: ignore[index]
-        return made
+    call = functools.partial(new_call, graph)
 
     def by_token(x: torch.fx.Node) -> torch.fx.Node:
         return call(_aten.transpose.int, call(_aten.select.int, x, 0, 0), 0, 1)
@@ -103,6 +99,5 @@ def _rewrite(entry: ExportedProgram, node: torch.fx.Node) -> None:
 
 def _where(node: torch.fx.Node) -> str:
     """The module that an attention is in, and the node."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = next((path for path, _ in reversed(list(stack.values())) if path), "")
+    path = module_path(node)
     return f"{path}: {node.name}" if path else node.name

@@ -11,15 +11,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from halfbyte.passes.graph_patterns import calls, factors, itself, only_user
+from halfbyte.passes.norm_pattern import Norm, norm_of
 from halfbyte.passes.program import Program, drop_dead_state, layer_nodes, replace, state_names
 
 _aten: Any = torch.ops.aten
 _LINEAR = torch.ops.halfbyte.linear.default
 _FUSED = torch.ops.halfbyte.fused_linear.default
-_SAME = (
-    *(_aten.to.dtype, _aten.to.dtype_layout, _aten.to.device, _aten._to_copy.default, _aten.type_as.default),
-    *(_aten.alias.default, _aten.dropout.default),
-)
 _NAMES = {"silu": "SwiGLU", "gelu_tanh": "GeGLU"}
 _HALVES = (_aten.chunk.default, _aten.split.Tensor, _aten.split_with_sizes.default)
 
@@ -100,7 +98,7 @@ class _Around:
         if x.meta["val"].dtype != torch.float32:
             return found
         if chosen.norm and (normed := _norm(x)) is not None:
-            found.x, found.norm = normed[0], normed[1:]
+            found.x, found.norm = normed.x, (normed.weight, normed.eps, normed.plus_one)
             found.picked = x if _picks(x) else None
             found.parts.append("RMSNorm before")
         product, outputs = _glu(node) if chosen.glu else None, node.meta["val"].shape[-1]
@@ -142,99 +140,28 @@ def _name(node: Node, position: int) -> str:
     return str(argument.name)
 
 
-def _calls(node: Any, *targets: Any) -> bool:
-    return isinstance(node, Node) and node.op == "call_function" and node.target in targets
-
-
-def _itself(node: Any) -> Any:
-    """What a node is a copy of, if it changes nothing."""
-    while _calls(node, *_SAME):
-        before = node.args[0]
-        drops = node.target is _aten.dropout.default and node.args[2]
-        if drops or before.meta["val"].dtype != node.meta["val"].dtype:
-            break
-        node = before
-    return node
-
-
-def _only_user(node: Node) -> Node | None:
-    """The one node that uses a value, behind copies that change nothing."""
-    while len(node.users) == 1:
-        [user] = node.users
-        if _itself(user) is user:
-            return user
-        node = user
-    return None
-
-
-def _factors(node: Any, target: Any) -> list[tuple[Any, Any]]:
-    """Both operands of a commutative operator, either of them first."""
-    if not _calls(node, target) or len(node.args) != 2 or node.kwargs:
-        return []
-    a, b = map(_itself, node.args)
-    return [(a, b), (b, a)]
-
-
 # ---------------------------------------------------------------- before
 
 
-def _norm(x: Any) -> tuple[Node, Node, float, bool] | None:
-    """What is normed, the weight, eps, whether one is added to the weight; None if x is no norm, or others use it."""
+def _norm(x: Any) -> Norm | None:
+    """The norm in float32 that x, or what x is a row of, is; None if it is none, or others use it."""
     if any(user.target is not _LINEAR or user.args[0] is not x for user in x.users):
         return None
     rows = x.args[0] if _picks(x) else x
-    normed = _itself(rows)
+    normed = itself(rows)
     if normed is not x and len(normed.users) > 1:
         return None
-    if _calls(normed, _aten.rms_norm.default):
-        h, shape, weight, eps = (*normed.args, None, None)[:4]
-        known = weight is not None and eps is not None and len(shape) == 1 and _is_weight(weight, h)
-        return (h, weight, float(eps), False) if known else None
-    for given, scaled in _factors(normed, _aten.mul.Tensor):
-        weight, plus_one = _weight(given)
-        for h, root in _factors(scaled, _aten.mul.Tensor):
-            eps = _eps(root, h)
-            if eps is not None and _is_weight(weight, h):
-                return h, weight, eps, plus_one
-    return None
+    norm = norm_of(normed)
+    return norm if norm is not None and _is_parameter(norm.weight) else None
 
 
 def _picks(x: Any) -> bool:
     """Whether it is one row, or some, of something whose rows are normed one by one."""
-    return _calls(x, _aten.select.int) and x.args[1] not in (-1, x.args[0].meta["val"].dim() - 1)
+    return calls(x, _aten.select.int) and x.args[1] not in (-1, x.args[0].meta["val"].dim() - 1)
 
 
-def _weight(given: Any) -> tuple[Any, bool]:
-    """The weight of ``weight`` or ``1 + weight``."""
-    if _calls(given, _aten.add.Tensor) and given.args[1] in (1, 1.0) and not given.kwargs:
-        return _itself(given.args[0]), True
-    return given, False
-
-
-def _is_weight(weight: Any, h: Any) -> bool:
-    value = weight.meta.get("val") if isinstance(weight, Node) else None
-    return (
-        isinstance(value, torch.Tensor)
-        and weight.op == "placeholder"
-        and value.dtype == h.meta["val"].dtype == torch.float32
-        and list(value.shape) == [h.meta["val"].shape[-1]]
-    )
-
-
-def _eps(root: Any, h: Any) -> float | None:
-    """The eps of ``rsqrt(mean(h^2) + eps)``, or None."""
-    if not _calls(root, _aten.rsqrt.default):
-        return None
-    shifted = _itself(root.args[0])
-    if not _calls(shifted, _aten.add.Tensor) or not isinstance(shifted.args[1], float) or shifted.kwargs:
-        return None
-    mean = _itself(shifted.args[0])
-    if not _calls(mean, _aten.mean.dim) or list(mean.args[1]) != [-1] or mean.args[2:] != (True,):
-        return None
-    square = _itself(mean.args[0])
-    powered = _calls(square, _aten.pow.Tensor_Scalar) and square.args[1] == 2
-    multiplied = _calls(square, _aten.mul.Tensor) and _itself(square.args[1]) is h
-    return float(shifted.args[1]) if (powered or multiplied) and _itself(square.args[0]) is h else None
+def _is_parameter(weight: Any) -> bool:
+    return weight is not None and weight.op == "placeholder" and weight.meta["val"].dtype == torch.float32
 
 
 # ---------------------------------------------------------------- after
@@ -246,19 +173,19 @@ def _glu(node: Node) -> tuple[str, Node] | None:
     if halves is None:
         return None
     gate, up = halves
-    curved = _only_user(gate)
-    if _calls(curved, _aten.silu.default):
+    curved = only_user(gate)
+    if calls(curved, _aten.silu.default):
         kind = "silu"
-    elif _calls(curved, _aten.gelu.default) and curved.kwargs.get("approximate") == "tanh":  # type: ignore[union-attr]
+    elif calls(curved, _aten.gelu.default) and curved.kwargs.get("approximate") == "tanh":  # type: ignore[union-attr]
         kind = "gelu_tanh"
     else:
         return None
     assert curved is not None
-    product = _only_user(curved)
+    product = only_user(curved)
     whole = product is not None and any(
-        a is curved and b is up for a, b in _factors(product, _aten.mul.Tensor)
+        a is curved and b is up for a, b in factors(product, _aten.mul.Tensor)
     )
-    return (kind, product) if whole and _only_user(up) is product else None  # type: ignore[return-value]
+    return (kind, product) if whole and only_user(up) is product else None  # type: ignore[return-value]
 
 
 def _halves(node: Node, outputs: int) -> tuple[Node, Node] | None:
@@ -266,14 +193,11 @@ def _halves(node: Node, outputs: int) -> tuple[Node, Node] | None:
     found: dict[int, Node] = {}
     last = node.meta["val"].dim() - 1
     users = list(node.users)
-    if len(users) == 1 and _calls(users[0], *_HALVES):
+    if len(users) == 1 and calls(users[0], *_HALVES):
         parts = list(users[0].users)
-        if (
-            all(_calls(part, operator.getitem) for part in parts)
-            and users[0].meta["val"][0].dim() == last + 1
-        ):
+        if all(calls(part, operator.getitem) for part in parts) and users[0].meta["val"][0].dim() == last + 1:
             found = {int(part.args[1]): part for part in parts}  # type: ignore[arg-type]
-    elif all(_calls(user, _aten.slice.Tensor) and user.args[1] in (-1, last) for user in users):
+    elif all(calls(user, _aten.slice.Tensor) and user.args[1] in (-1, last) for user in users):
         for user in users:
             start: Any = user.args[2]
             found[2 * start // outputs] = user
@@ -285,8 +209,8 @@ def _halves(node: Node, outputs: int) -> tuple[Node, Node] | None:
 
 def _residual(node: Node) -> tuple[Node, Node] | None:
     """What is added to a linear's results, and the sum."""
-    total = _only_user(node)
-    for a, b in _factors(total, _aten.add.Tensor):
+    total = only_user(node)
+    for a, b in factors(total, _aten.add.Tensor):
         if a is node and b is not node and isinstance(b, Node):
             mine, other = node.meta["val"], b.meta["val"]
             if mine.dtype == other.dtype and str(mine.shape) == str(other.shape):

@@ -58,6 +58,7 @@ class Report:
         passes: name, seconds and number of changes of each pass.
         merged: linears that became one, by the name they share in the archive.
         fused: by the layer in the archive, what is computed together with it (`passes.fuse_linears`).
+        norms: what computes each RMSNorm that no linear is fused with, or why it was left alone, by its module.
         experts: linears of the experts of a block, by the name of its experts in the archive.
         attention: what computes each attention, or why it was left alone.
         head: which head was chosen, ``choice`` (keep, int8, int4), and where it was measured what int8 costs, ``kl`` in
@@ -70,6 +71,7 @@ class Report:
     passes: list[dict[str, Any]] = field(default_factory=list)
     merged: dict[str, list[str]] = field(default_factory=dict)
     fused: dict[str, str] = field(default_factory=dict)
+    norms: dict[str, str] = field(default_factory=dict)
     experts: dict[str, list[str]] = field(default_factory=dict)
     attention: dict[str, str] = field(default_factory=dict)
     head: dict[str, Any] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from moe_twin import exponential, glu
+from norm_twin import rms_norm
 from numpy_twin import Array, Weight, flushed, fma, linear
 
 
@@ -20,31 +21,13 @@ class Around:
     residual: bool = False
 
 
-def rms_norm(x: Array, around: Around, fuses: bool = True) -> Array:
-    """Float32 [M, K], row by row, sum by sum; ``fuses``: with fused multiply-adds, as every device that has them."""
-    assert around.norm is not None
-    out, weight = np.empty_like(x), flushed(around.norm)
-    with np.errstate(all="ignore"):
-        factor = flushed(weight + np.float32(1)) if around.plus_one else weight
-        for row, given in enumerate(flushed(x)):
-            sums = np.zeros(64, np.float32)
-            for start in range(0, len(given), 64):
-                piece = given[start : start + 64]
-                before = sums[: len(piece)]
-                sums[: len(piece)] = fma(piece, piece, before) if fuses else piece * piece + before
-            for half in (32, 16, 8, 4, 2, 1):
-                sums = flushed(sums[:half] + sums[half:])
-            square = flushed(sums[0] / np.float32(len(given))) + np.float32(around.eps)
-            inverse = flushed(np.float32(1) / np.sqrt(square))
-            out[row] = flushed(flushed(given * inverse) * factor)
-    return out
-
-
 def fused_linear(
     x: Array, weight: Weight, digits: int, around: Around, residual: Array | None, fuses: bool = True
 ) -> Array:
     """Float32 [M, N] or, with a product, [M, N / 2]; ``fuses`` is about the norm's sums."""
-    y = linear(x if around.norm is None else rms_norm(x, around, fuses), weight, digits)
+    if around.norm is not None:
+        x = rms_norm(x, around.norm, around.eps, around.plus_one, fuses=fuses)
+    y = linear(x, weight, digits)
     with np.errstate(all="ignore"):
         if around.glu == "gelu_tanh":
             gate, up = np.split(y, 2, 1)

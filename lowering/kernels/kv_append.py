@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from halfbyte.lowering.kernels.generator import render
+from halfbyte.lowering.kernels.generator import RmsNorm, render
 from halfbyte.lowering.kernels.platform import CPU, Platform
+from halfbyte.passes.ops.kv_append import MOST_NORMED_HEADS
 
 _LANES = 16
 
@@ -29,6 +30,9 @@ class KvAppend:
         rotation: of queries and keys, or None.
         platform: the kind of device.
         merged: queries, keys and values stand side by side in a row, all of one width; with a rotation.
+        norm: of queries and keys before they are turned, where they are merged.
+        norm_weight: dtype of its weights.
+        norm_rounds: what is normed is rounded to io before the weight multiplies it.
     """
 
     key_width: int
@@ -38,6 +42,9 @@ class KvAppend:
     rotation: Rotation | None = None
     platform: Platform = CPU
     merged: bool = False
+    norm: RmsNorm | None = None
+    norm_weight: str = ""
+    norm_rounds: bool = False
 
     @property
     def symbol(self) -> str:
@@ -45,7 +52,9 @@ class KvAppend:
         if self.rotation is not None:
             kind = "rotate_merged" if self.merged else "rotate"
             turned = f"_r{self.rotation.pairs}{'i' if self.rotation.interleaved else ''}"
-        types = f"{self.io}_{self.cache}{self.platform.suffix(self.io, self.cache)}"
+        types = f"{self.io}_{self.cache}{self.platform.suffix(self.io, self.cache, self.norm_weight)}"
+        if self.norm is not None:
+            turned += f"_{self.norm}_{self.norm_weight}{'_rounds' * self.norm_rounds}"
         return f"halfbyte_{kind}_append_{self.key_width}x{self.value_width}{turned}_{types}"
 
     def text(self) -> str:
@@ -67,6 +76,10 @@ class KvAppend:
             cache=self.cache,
             rotated=self.rotation is not None,
             merged=self.merged,
+            norm=self.norm,
+            width=self.key_width,
+            weight=self.norm_weight,
+            rounds=self.norm_rounds,
             interleaved=self.rotation is not None and self.rotation.interleaved,
             pairs=pairs,
             turn=_divisor(pairs),
@@ -74,6 +87,7 @@ class KvAppend:
             whole=_divisor(self.key_width),
             planes=planes,
             tokens=16,
+            most_heads=MOST_NORMED_HEADS,
             **self.platform.values,
         )
 

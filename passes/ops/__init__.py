@@ -14,6 +14,7 @@ from halfbyte.passes.ops.linear import linear
 from halfbyte.passes.ops.moe import moe
 from halfbyte.passes.ops.quantize_fp8 import quantize_fp8
 from halfbyte.passes.ops.quantize_per_token import quantize_per_token
+from halfbyte.passes.ops.rms_norm import rms_norm, rms_norm_merged
 from halfbyte.passes.ops.sample import sample
 from halfbyte.passes.ops.topk import topk
 
@@ -31,6 +32,8 @@ __all__ = [
     "moe",
     "quantize_fp8",
     "quantize_per_token",
+    "rms_norm",
+    "rms_norm_merged",
     "rotate_append",
     "rotate_append_merged",
     "sample",

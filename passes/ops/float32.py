@@ -1,4 +1,4 @@
-"""Float32 arithmetic as the compiled kernels do it: fused multiply-add, subnormals flushed to zero.
+"""Float32 arithmetic as the compiled kernels do it: fused multiply-add, exact roots, subnormals flushed to zero.
 
 IREE runs dispatches with subnormals flushed (inputs and results), so the references do the same.
 """
@@ -13,6 +13,11 @@ _SMALLEST_NORMAL = 2.0**-126
 def flush(x: torch.Tensor) -> torch.Tensor:
     """float32 with subnormal values replaced by zero of the same sign; NaN and Inf stay."""
     return torch.where(x.abs() < _SMALLEST_NORMAL, x * 0.0, x)
+
+
+def root(x: torch.Tensor) -> torch.Tensor:
+    """float32 square root, rounded to nearest: torch's own may be off by a unit in tensors of some size."""
+    return torch.sqrt(x.double()).float()
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:

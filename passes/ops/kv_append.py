@@ -13,6 +13,7 @@ from halfbyte.passes.ops.attention_caches import (
     values_by_position,
 )
 from halfbyte.passes.ops.library import LIBRARY
+from halfbyte.passes.ops.rms_norm import check_norm, rms_norm
 
 LIBRARY.define(
     "kv_append(Tensor k, Tensor v, Tensor keys, Tensor values, Tensor position) -> (Tensor, Tensor)"
@@ -23,12 +24,15 @@ LIBRARY.define(
 )
 LIBRARY.define(
     "rotate_append_merged(Tensor qkv, int heads, Tensor cos, Tensor sin, bool interleaved, Tensor keys, Tensor values, "
-    "Tensor position) -> (Tensor, Tensor, Tensor)"
+    "Tensor position, Tensor? q_norm=None, Tensor? k_norm=None, float eps=0.0, bool plus_one=False, bool rounds=False) "
+    "-> (Tensor, Tensor, Tensor)"
 )
 LIBRARY.define("blank_caches(Tensor k, Tensor v, str kind) -> (Tensor, Tensor)")
 
 # What a cache may be of.
 KINDS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+# Of queries and keys together, as many as wait in the shared memory of a GPU.
+MOST_NORMED_HEADS = 512
 _Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -97,6 +101,11 @@ def rotate_append_merged(
     keys: torch.Tensor,
     values: torch.Tensor,
     position: torch.Tensor,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    plus_one: bool = False,
+    rounds: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`rotate_append` of q, k and v that stand side by side in a row, as a merged linear gives them.
 
@@ -104,8 +113,13 @@ def rotate_append_merged(
         qkv: float32, float16 or bfloat16 [1, T, (Hq + 2 Hkv) D]; values are as wide as keys.
         heads: Hq.
         cos, sin, interleaved, keys, values, position: as for `rotate_append`.
+        q_norm, k_norm: weights [D], of one dtype, of the norms of queries and keys before they are turned, or None;
+            at most `MOST_NORMED_HEADS` heads then.
+        eps, plus_one, rounds: of both, as for `rms_norm`.
     """
     q, k, v = _apart(qkv, heads, keys)
+    if q_norm is not None:
+        q, k = (rms_norm(x, weight, eps, plus_one, rounds) for x, weight in ((q, q_norm), (k, k_norm)))
     return rotate_append(q, k, v, cos, sin, interleaved, keys, values, position)
 
 
@@ -183,9 +197,27 @@ def _rotate_append_merged_fake(
     keys: torch.Tensor,
     values: torch.Tensor,
     position: torch.Tensor,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    plus_one: bool = False,
+    rounds: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     q, k, v = _apart(qkv, heads, keys)
     _check(k, v, keys, values)
+    torch._check((q_norm is None) == (k_norm is None), lambda: "queries and keys are normed, or neither")
+    if q_norm is not None and k_norm is not None:
+        count = q.shape[1] + k.shape[1]
+        torch._check(
+            count <= MOST_NORMED_HEADS,
+            lambda: f"{count} heads of queries and keys; {MOST_NORMED_HEADS} can be normed",
+        )
+        check_norm(q, q.shape[-1], q_norm)
+        check_norm(k, k.shape[-1], k_norm)
+        torch._check(
+            q_norm.dtype == k_norm.dtype,
+            lambda: f"norms of queries and keys have weights of {q_norm.dtype} and {k_norm.dtype}",
+        )
     return (
         q.new_empty(q.shape, dtype=torch.float32),
         torch.empty_like(keys),

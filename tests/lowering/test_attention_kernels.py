@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 from attention_twin import Array, Rule, attention, rotated
+from norm_twin import rms_norm
 from numpy_twin import TYPES
+from torch_bridge import tensor
 from vulkan_device import no_device
 
 import halfbyte
@@ -33,7 +35,7 @@ from halfbyte.passes.program import Program
 from halfbyte.runtime import Bundle
 from halfbyte.runtime.cpu_features import architecture, host_features
 
-CONTEXT = 300
+CONTEXT, EPS = 300, 1e-5
 CPUS: dict[str, VectorUnit] = {
     "amx": AMX,
     "x86-64-v4": AVX512,
@@ -46,7 +48,10 @@ GPUS = ("vulkan", "cuda")
 
 @dataclass(frozen=True)
 class Case:
-    """heads and key heads; widths of keys and values; turned pairs, 0 for none; merged: q, k, v are one tensor."""
+    """heads and key heads; widths of keys and values; turned pairs, 0 for none; merged: q, k, v are one tensor.
+
+    norm: dtype of the weights of queries' and keys' norms; plus_one, rounds: how these are computed.
+    """
 
     heads: int
     key_heads: int
@@ -59,6 +64,14 @@ class Case:
     io: str = "f32"
     cache: str = "f32"
     merged: bool = False
+    norm: str = ""
+    plus_one: bool = False
+    rounds: bool = False
+
+    @property
+    def norms(self) -> list[Array]:
+        """The weights of both norms."""
+        return [1.5 + 0.3 * normal(88 + i, self.width).astype(TYPES[self.norm]) for i in range(2)]
 
 
 CASES = {
@@ -75,6 +88,19 @@ CASES = {
     "strange": Case(13, 1, 18, 20, Rule(0.2), io="f32"),
     "beside": Case(9, 3, 64, 64, Rule(0.125), pairs=32, merged=True),
     "beside16": Case(4, 2, 48, 48, Rule(0.2), pairs=8, interleaved=True, io="bf16", cache="f16", merged=True),
+    "normed": Case(9, 3, 64, 64, Rule(0.125), pairs=32, merged=True, norm="f32", plus_one=True),
+    "normed16": Case(
+        *(4, 2, 72, 72, Rule(0.2)),
+        pairs=8,
+        interleaved=True,
+        io="bf16",
+        merged=True,
+        norm="bf16",
+        rounds=True,
+    ),
+    "normed_half": Case(
+        *(20, 1, 18, 18, Rule(0.2)), pairs=9, io="f16", cache="f16", merged=True, norm="f16", rounds=True
+    ),
     "half": Case(6, 2, 32, 32, Rule(0.2), pairs=16, io="f16", cache="f16"),
     "brain": Case(4, 4, 32, 40, Rule(0.2), io="bf16"),
     "small": Case(9, 3, 64, 64, Rule(0.125), pairs=32, cache="bf16"),
@@ -84,7 +110,20 @@ CASES = {
     "mixed": Case(3, 1, 10, 28, Rule(0.2, window=30), io="bf16", cache="f16"),
 }
 # What differs most between units; the best of this machine takes all.
-TELLING = ("smol", "odd", "phi", "tiny", "capped", "beside", "beside16", "half", "small")
+TELLING = (
+    "smol",
+    "odd",
+    "phi",
+    "tiny",
+    "capped",
+    "beside",
+    "beside16",
+    "half",
+    "small",
+    "normed",
+    "normed16",
+    "normed_half",
+)
 TILED = ("small", "large", "uneven", "bent")
 ONE = (
     "smol",
@@ -102,6 +141,8 @@ class Layer(torch.nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         self.case = case
+        for i, weight in enumerate(case.norms if case.norm else []):
+            self.register_buffer(f"norm{i}", tensor(weight))
 
     def forward(
         self,
@@ -119,7 +160,8 @@ class Layer(torch.nn.Module):
         if case.merged:
             qkv = torch.cat([x.flatten(1) for x in (q, k, v)], 1)[None]
             turned = (cos, sin, case.interleaved, keys, values, position)
-            q, keys, values = ops.rotate_append_merged(qkv, case.heads, *turned)
+            norms = (self.norm0, self.norm1, EPS, case.plus_one, case.rounds) if case.norm else ()
+            q, keys, values = ops.rotate_append_merged(qkv, case.heads, *turned, *norms)
         elif case.pairs:
             q, keys, values = ops.rotate_append(q, k, v, cos, sin, case.interleaved, keys, values, position)
         else:
@@ -236,11 +278,22 @@ class Caches:
         return out.reshape(tokens, self.case.heads, self.case.value_width)
 
 
+def turned(case: Case, q: Array, k: Array, angles: Array) -> tuple[Array, Array]:
+    """Queries and keys as they are multiplied: normed and rotated, where the case has that."""
+    if case.norm:
+        q, k = (
+            rms_norm(x.reshape(-1, case.width), weight, EPS, case.plus_one, case.rounds).reshape(x.shape)
+            for x, weight in zip((q, k), case.norms, strict=True)
+        )
+    if case.pairs:
+        q, k = (rotated(x, angles, case.interleaved) for x in (q, k))
+    return q, k
+
+
 def expected(case: Case, tokens: int) -> Array:
     """Of the first tokens of a text."""
     q, k, v, angles, sinks = inputs(case, tokens, 0)
-    if case.pairs:
-        q, k = (rotated(x, angles, case.interleaved) for x in (q, k))
+    q, k = turned(case, q, k, angles)
     k, v = (x.astype(np.float32).astype(TYPES[case.cache]) for x in (k, v))
     return attention(q, k, v, 0, case.rule, sinks if case.sinks else None)
 

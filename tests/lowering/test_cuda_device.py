@@ -1,7 +1,7 @@
 """The kernels for CUDA on a device, against the same numpy twins as the CPU's.
 
-Attention, e4m3 experts, operators in graphs and topk are run there by their own tests, as ``[cuda]``. Properties of the
-report say whether results also equal the twin bit for bit.
+Attention, e4m3 experts, operators in graphs, topk and norms are run there by their own tests, as ``[cuda]``. Properties
+of the report say whether results also equal the twin bit for bit.
 """
 
 from __future__ import annotations

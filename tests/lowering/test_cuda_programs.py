@@ -78,7 +78,7 @@ def test_decoders_are_assembled(architecture: str, tmp_path: Path) -> None:
     """Attention, caches, and IREE's own code around them."""
     if assembler() is None:
         pytest.skip("no ptxas: pip install nvidia-cuda-nvcc")
-    names = ("smol", "odd", "sinks", "capped", "half", "uneven")
+    names = ("smol", "odd", "sinks", "capped", "half", "uneven", "normed", "normed16")
     entries = {f"{name}_some": attention.export(attention.CASES[name], None) for name in names}
     entries |= {f"{name}_one": attention.export(attention.CASES[name], 1) for name in names[:3]}
     dump = f"--iree-hal-dump-executable-files-to={tmp_path / 'ptx'}"
@@ -90,6 +90,13 @@ def test_decoders_are_assembled(architecture: str, tmp_path: Path) -> None:
     ours = [entry for name, entry in found.items() if name.startswith("halfbyte_")]
     assert len(ours) >= 2 * len(names) - 1 and len(found) > len(ours)
     assert all(entry.spilled == 0 for entry in ours)
+    normed = [entry for name, entry in found.items() if "_rotate_merged_append_" in name and "_norm" in name]
+    assert len(normed) == 2
+    for entry in normed:
+        assert entry.count("sqrt.rn.f32") == 1 and entry.count("bar.sync") == 2
+        assert not any(
+            entry.count(rough) for rough in ("div.full", "div.approx", "rcp.approx", "sqrt.approx")
+        )
     for part in ("segments", "join"):
         assert sum(name.startswith(f"halfbyte_attention_{part}_") for name in found) == 3
 

@@ -196,3 +196,14 @@ def test_writes_and_constants(module: torch.nn.Module, whole: bool, monkeypatch:
         got, want = lowered.module()(x), module(x)
         for one, other in zip(pytree.tree_leaves(got), pytree.tree_leaves(want), strict=True):
             assert one.dtype == other.dtype and torch.allclose(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_arguments_may_be_called_as_python_calls_its_own() -> None:
+    class Named(torch.nn.Module):
+        def forward(self, input: torch.Tensor, list: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.silu(input) * list
+
+    x = torch.randn(5, 8)
+    program = decomposed(exported(Named(), x, x), decompositions(), WHOLE)
+    assert [node.name for node in program.graph.nodes if node.op == "placeholder"] == ["input", "list"]
+    torch.testing.assert_close(program.module()(x, x), torch.nn.functional.silu(x) * x)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from attention_twin import Array, rotated
+from attention_twin import Array
 from foreign_cpu import ForeignBundle, obstacle, opened
 from numpy_twin import TYPES
-from test_attention_kernels import CASES, CONTEXT, ONE, Case, carried, expected, export, inputs
+from test_attention_kernels import CASES, CONTEXT, ONE, Case, carried, expected, export, inputs, turned
 
 import halfbyte
 from halfbyte.lowering.targets.cpu import CpuTarget
@@ -16,7 +16,7 @@ from halfbyte.passes.ops.attention_caches import key_cache, value_cache
 from halfbyte.passes.program import Program
 from halfbyte.runtime.cpu_features import architecture
 
-NAMES = ("smol", "odd", "phi", "latent", "sinks", "tiny", "capped", "half", "brain", "small")
+NAMES = ("smol", "odd", "phi", "latent", "sinks", "tiny", "capped", "half", "brain", "small", "normed16")
 PLACES = -(-CONTEXT // 64) * 64
 
 
@@ -38,8 +38,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def caches(case: Case, filled: int) -> list[Array]:
     """With the keys and values of the first tokens of a text, NaN behind them."""
-    _, k, v, angles, _ = inputs(case, filled, 0)
-    k = rotated(k, angles, case.interleaved) if case.pairs else k
+    q, k, v, angles, _ = inputs(case, filled, 0)
+    _, k = turned(case, q, k, angles)
     out = []
     for x, layout in ((k, key_cache), (v, value_cache)):
         whole = np.full((x.shape[1], PLACES, x.shape[2]), np.nan, np.float32)

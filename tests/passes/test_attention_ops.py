@@ -93,6 +93,23 @@ def test_rows_that_a_merged_linear_gives_are_taken_apart() -> None:
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("io", [torch.float32, torch.bfloat16])
+def test_queries_and_keys_are_normed_before_they_are_turned(io: torch.dtype) -> None:
+    ops, cleared = torch.ops.halfbyte, [cache.nan_to_num() for cache in caches(2, 9, 12, 12)]
+    q, k, v = (normal(i, 5, heads, 12).to(io) for i, heads in enumerate((4, 2, 2)))
+    weights, angles = [normal(7 + i, 12).to(io) for i in range(2)], normal(3, 5, 4)
+    rest = (angles.cos(), angles.sin(), True, *cleared, torch.tensor([2]))
+    qkv = torch.cat([x.flatten(1) for x in (q, k, v)], 1)[None]
+    for how in ((1e-5, False, True), (1e-6, True, False)):
+        got = ops.rotate_append_merged(qkv, 4, *rest, *weights, *how)
+        normed = [ops.rms_norm(x, weight, *how) for x, weight in zip((q, k), weights, strict=True)]
+        for one, want in zip(got, ops.rotate_append(*normed, v, *rest), strict=True):
+            assert torch.equal(one, want)
+    fake = torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True)
+    with fake, pytest.raises(RuntimeError, match="queries and keys are normed, or neither"):
+        ops.rotate_append_merged(qkv, 4, *rest, weights[0], None, 1e-5, False, False)
+
+
 def test_rows_behind_the_end_are_dropped() -> None:
     ops, (keys, values) = torch.ops.halfbyte, caches(1, 64, 4, 4)
     keys, values = ops.kv_append(normal(0, 3, 1, 4), normal(1, 3, 1, 4), keys, values, torch.tensor([62]))
@@ -127,6 +144,8 @@ def test_the_operators_agree_with_their_shapes() -> None:
     check(ops.rotate_append.default, (rows, rows, rows, *angles, False, keys, values, at), test_utils=CHECKS)
     merged = (normal(0, 1, 2, 24), 1, *angles, False, keys, values, at)
     check(ops.rotate_append_merged.default, merged, test_utils=CHECKS)
+    normed = (*merged, normal(3, 8), normal(4, 8), 1e-5, False, False)
+    check(ops.rotate_append_merged.default, normed, test_utils=CHECKS)
     check(ops.attention.default, (rows, keys, values, at, None, 8, 1.0, 0, 0.0), test_utils=CHECKS)
     blank = ops.blank_caches(rows, rows, "bf16")
     assert [cache.shape[1] for cache in blank] == [2, 2] and blank[0].shape == (1, 2, 8, 64)
