@@ -24,16 +24,17 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 # (tests/lowering/test_compiler.py). What it is given is verified in any case.
 if not SLOW:
     os.environ.setdefault("HALFBYTE_IREE_FLAGS", "--verify=false")
-# Where every core has a process of tests, its threads only wait for each other.
-if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) >= (os.cpu_count() or 1):
-    os.environ["HALFBYTE_IREE_FLAGS"] = (
-        f"{os.environ.get('HALFBYTE_IREE_FLAGS', '')} --mlir-disable-threading"
+# Of the iree-compile that pytest-xdist's workers start, not of themselves: tests look at how their memory grows.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # It allocates and frees all the time: larger pieces from the system, on large pages, save an eighth of its time.
+    os.environ.setdefault(
+        "GLIBC_TUNABLES",
+        "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=1000:glibc.malloc.top_pad=67108864",
     )
-# It allocates and frees all the time: larger pieces from the system, on large pages, save an eighth of its time.
-os.environ.setdefault(
-    "GLIBC_TUNABLES",
-    "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=1000:glibc.malloc.top_pad=67108864",
-)
+    # Where every core has a process of tests, its threads only wait for each other.
+    if int(os.environ["PYTEST_XDIST_WORKER_COUNT"]) >= (os.cpu_count() or 1):
+        flags = os.environ.get("HALFBYTE_IREE_FLAGS", "")
+        os.environ["HALFBYTE_IREE_FLAGS"] = f"{flags} --mlir-disable-threading"
 
 
 @pytest.fixture(scope="session")
