@@ -124,7 +124,11 @@ def verify(
     checkpoint = with_head(own, chosen_before(report))
     numbers = np.asarray(_default_tokens(folder, loaded) if tokens is None else tokens, np.int64)
     if len(numbers) < 2:
-        raise UsageError("verify needs at least two tokens", found=str(len(numbers)))
+        raise UsageError(
+            "verify needs at least two tokens",
+            found=str(len(numbers)),
+            accepted="--tokens 176,5,271, or none",
+        )
     progress.phase("float model")
     float_model = streamed_model(checkpoint)
     layers = archived_layers(loaded, checkpoint, float_model, report)

@@ -22,6 +22,7 @@ from halfbyte.runtime.parameters import Residence, check_mode, load_archive
 from halfbyte.runtime.polling_threads import awake
 from halfbyte.runtime.program import choose_program, compatibility_notes, read_program
 from halfbyte.runtime.signature import check_inputs
+from halfbyte.runtime.tokens import check_fed
 
 
 class Bundle:
@@ -67,7 +68,8 @@ class Bundle:
             The outputs, as numpy arrays of their own; bf16 and 8-bit floats as raw bits.
 
         Raises:
-            UsageError: no such entry point, or inputs that do not fit it.
+            UsageError: no such entry point, inputs that do not fit it, tokens outside the vocabulary, or more than
+                the caches hold.
             DeviceError: the device failed.
         """
         return [output.numpy() for output in self.call_on_device(name, *inputs)]
@@ -77,7 +79,9 @@ class Bundle:
         if name not in self._functions:
             raise UsageError("no such entry point", found=repr(name), accepted=", ".join(self._functions))
         function = self._functions[name]
-        return function(check_inputs(name, function.entry, inputs, self._caches))
+        checked = check_inputs(name, function.entry, inputs, self._caches)
+        check_fed(self.manifest.model, function.entry, checked)
+        return function(checked)
 
     def to_device(self, array: np.ndarray[Any, Any], dtype: str) -> DeviceArray:
         """Copies a numpy array (of the carrier dtype of ``dtype``) to the bundle's device."""

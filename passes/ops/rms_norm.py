@@ -42,6 +42,7 @@ def rms_norm(
         Of the shape and dtype of x.
     """
     inputs = x.shape[-1]
+    check_norm(x, inputs, weight)
     wide = flush(x.float())
     parts = torch.nn.functional.pad(wide, (0, -inputs % SUMS)).unflatten(-1, (-1, SUMS))
     total = torch.zeros_like(parts[..., 0, :])
@@ -82,6 +83,7 @@ def rms_norm_merged(
     Returns:
         [..., heads * width].
     """
+    _check_columns(x, first, heads, width)
     columns = x[..., first : first + heads * width].unflatten(-1, (heads, width))
     return rms_norm(columns, weight, eps, plus_one, rounds).flatten(-2)
 
@@ -89,11 +91,19 @@ def rms_norm_merged(
 def check_norm(x: torch.Tensor, width: int, weight: torch.Tensor | None) -> None:
     """Refuses rows and weights that no norm takes."""
     torch._check(x.dtype in NORM_DTYPES, lambda: f"rows must be float32, float16 or bfloat16, not {x.dtype}")
+    torch._check(width > 0, lambda: "rows must hold at least one value, not none")
     torch._check(
         weight is None or (weight.dtype in NORM_DTYPES and list(weight.shape) == [width]),
         lambda: (
             f"the weight must be floats [{width}], not {weight if weight is None else list(weight.shape)}"
         ),
+    )
+
+
+def _check_columns(x: torch.Tensor, first: int, heads: int, width: int) -> None:
+    torch._check(
+        first >= 0 and first + heads * width <= x.shape[-1],
+        lambda: f"{heads} heads of {width} from column {first} of {x.shape[-1]}",
     )
 
 
@@ -115,10 +125,7 @@ def _merged_fake(
     rounds: bool,
 ) -> torch.Tensor:
     check_norm(x, width, weight)
-    torch._check(
-        first >= 0 and first + heads * width <= x.shape[-1],
-        lambda: f"{heads} heads of {width} from column {first} of {x.shape[-1]}",
-    )
+    _check_columns(x, first, heads, width)
     return x.new_empty((*x.shape[:-1], heads * width))
 
 

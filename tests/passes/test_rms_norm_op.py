@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from random_layers import random_activations
@@ -47,12 +49,15 @@ def test_roots_are_exact_in_tensors_of_any_size() -> None:
     assert torch.equal(root(x), one_by_one)
 
 
-def test_what_does_not_fit_is_refused() -> None:
-    with torch._subclasses.FakeTensorMode():
+@pytest.mark.parametrize("fake", [True, False])
+def test_what_does_not_fit_is_refused(fake: bool) -> None:
+    with torch._subclasses.FakeTensorMode() if fake else contextlib.nullcontext():
         x = torch.empty(2, 40)
         with pytest.raises(RuntimeError, match=r"the weight must be floats \[40\], not \[30\]"):
             ops.rms_norm(x, torch.empty(30), 1e-5, False, False)
         with pytest.raises(RuntimeError, match="float32, float16 or bfloat16, not torch"):
             ops.rms_norm(x.double(), None, 1e-5, False, False)
+        with pytest.raises(RuntimeError, match="rows must hold at least one value"):
+            ops.rms_norm(x[:, :0], None, 1e-5, False, False)
         with pytest.raises(RuntimeError, match="3 heads of 16 from column 0 of 40"):
             ops.rms_norm_merged(x, 0, 3, 16, None, 1e-5, False, False)

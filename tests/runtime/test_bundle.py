@@ -47,6 +47,29 @@ def test_equals_iree_run_module_bit_for_bit(decoder_bundle: Path, tmp_path: Path
     assert theirs.dtype == ours.dtype and theirs.tobytes() == ours.tobytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "tokens", "position", "message"),
+    [
+        ("forward", [3, 99999999], None, r"outside the vocabulary(.|\n)*99999999(.|\n)*0 to 10"),
+        ("forward", [-1, 3], None, r"outside the vocabulary(.|\n)*-1(.|\n)*0 to 10"),
+        ("prefill", [3, 11], 0, r"outside the vocabulary(.|\n)*11(.|\n)*0 to 10"),
+        ("prefill", [3, 5], 15, r"2 tokens from position 15 on(.|\n)*0 to 15"),
+        ("decode", [3], 16, r"1 token from position 16 on(.|\n)*0 to 15"),
+        ("decode", [3], -1, r"1 token from position -1 on(.|\n)*0 to 15"),
+    ],
+)
+def test_a_decoder_reads_and_writes_nothing_outside_its_memory(
+    decoder_bundle: Path, reference: Any, name: str, tokens: list[int], position: int | None, message: str
+) -> None:
+    """The program would end the process, or compute from what lies beside the table."""
+    bundle = load(decoder_bundle)
+    caches = [] if position is None else [np.array([position]), *bundle.new_caches()]
+    with pytest.raises(UsageError, match=message):
+        bundle.call(name, np.array(tokens), *caches)
+    (logits,) = bundle.call("forward", np.array([10, 0]))
+    np.testing.assert_array_equal(logits, reference.forward([10, 0]))
+
+
 def test_caches_are_updated_in_place(decoder_bundle: Path, reference: Any) -> None:
     bundle = load(decoder_bundle)
     caches = bundle.new_caches()

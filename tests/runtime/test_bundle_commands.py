@@ -50,6 +50,22 @@ def test_run_takes_caches(decoder_bundle: Path, reference: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("function", "inputs", "message"),
+    [
+        ("forward", ("2xi64=3,99999999",), r"outside the vocabulary(.|\n)*99999999(.|\n)*0 to 10"),
+        ("decode", ("1xi64=3", "1xi64=16", "16x4xf32", "16x4xf32"), "1 token from position 16 on"),
+    ],
+)
+def test_run_refuses_what_a_decoder_has_no_room_for(
+    decoder_bundle: Path, function: str, inputs: tuple[str, ...], message: str
+) -> None:
+    given = [f"--input={text}" for text in inputs]
+    result = _invoke("run", decoder_bundle, f"--function={function}", *given)
+    with pytest.raises(UsageError, match=message):
+        raise result.exception
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), r"no such entry point(.|\n)*affine, types"),
