@@ -16,12 +16,13 @@ from halfbyte.lowering.targets.target import Target
 
 def _attention(target: Target, op: Any) -> Called:
     q, keys, values, position, sinks, *settings = op.operands
-    operands = (q, keys, values, position, *([] if is_none(sinks) else [sinks]))
+    operands = tuple(value for value in (q, keys, values, position, sinks) if not is_none(value))
     value_width, scale, window, softcap, chunk = map(constant, settings)
     queries, cache = Shaped.of(q), Shaped.of(keys)
     (tokens, heads, width), (key_heads, blocks) = queries.shape, cache.shape[:2]
+    latent = is_none(values)
     assert heads is not None and width is not None and key_heads is not None
-    bounds = (window, softcap, not is_none(sinks), chunk)
+    bounds = (window, softcap, not is_none(sinks), chunk, latent)
     shape = AttentionShape(heads // key_heads, width, value_width, scale, *bounds)
     kernel = target.attention(shape, queries.dtype, cache.dtype, tokens == 1)
     out = Shaped((tokens, heads * value_width), queries.dtype).type
@@ -29,7 +30,7 @@ def _attention(target: Target, op: Any) -> Called:
     types = {
         "q": queries.type,
         "keys": cache.type,
-        "values": Shaped.of(values).type,
+        "values": "" if latent else Shaped.of(values).type,
         "sinks": "" if is_none(sinks) else Shaped.of(sinks).type,
         "out": out,
     }
@@ -157,6 +158,35 @@ def _blank_caches(target: Target, op: Any) -> Called:
     return Called(symbol, text, tuple(op.operands)[:2], (keys.type, values.type))
 
 
+def _latent_append(target: Target, op: Any) -> Called:
+    given, latents, _ = op.operands
+    rows, cache = Shaped.of(given), Shaped.of(latents)
+    tokens, heads, width = rows.shape
+    assert width is not None
+    kernel = KvAppend(width, width, rows.dtype, cache.dtype, None, target.platform, latent=True)
+    blocks = cache.shape[1]
+    symbol = f"{kernel.symbol}_h{heads}_{_count(tokens)}_{_count(blocks)}"
+    text = render(
+        "latent_append_tokens.mlir.j2",
+        name=symbol,
+        kernel=kernel.symbol,
+        rows=rows.type,
+        latents=cache.type,
+        Hkv=heads,
+        T=tokens,
+        B=blocks,
+    )
+    return Called(symbol, text, tuple(op.operands), (cache.type,), (kernel,))
+
+
+def _blank_latents(target: Target, op: Any) -> Called:
+    rows, latents = Shaped.of(op.operands[0]), Shaped.of(op.results[0])
+    tokens, heads, width = rows.shape
+    symbol = f"halfbyte_blank_latents_{heads}x{width}_{_count(tokens)}_{rows.dtype}_{latents.dtype}"
+    text = render("blank_latents.mlir.j2", name=symbol, rows=rows.type, latents=latents.type, B=latents.shape[1])
+    return Called(symbol, text, (op.operands[0],), (latents.type,))
+
+
 def _count(size: int | None) -> str:
     return "d" if size is None else str(size)
 
@@ -167,4 +197,6 @@ ATTENTION: Mapping[str, Callable[[Target, Any], Called]] = {
     "torch.halfbyte.rotate_append": _rotate_append,
     "torch.halfbyte.rotate_append_merged": _rotate_append_merged,
     "torch.halfbyte.blank_caches": _blank_caches,
+    "torch.halfbyte.latent_append": _latent_append,
+    "torch.halfbyte.blank_latents": _blank_latents,
 }

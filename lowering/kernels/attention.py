@@ -10,6 +10,7 @@ from typing import Literal
 
 from halfbyte.lowering.kernels.generator import render
 from halfbyte.lowering.kernels.platform import CPU, Platform
+from halfbyte.passes.ops.attention_caches import padded_width
 
 # 2^r for r in [-0.5, 0.5], from r^0 up.
 _POWERS = (
@@ -25,6 +26,8 @@ SEGMENT_BLOCKS = 4
 # Queries, sums and statistics of a workgroup's rows; with the scores they fit a stack of 64 KiB.
 _BLOCK_BYTES = 48 << 10
 _STACK_BYTES = 62 << 10
+# Of latents as many rows as can be: each workgroup reads all of the cache.
+_LATENT_BLOCK_BYTES = 58 << 10
 # Lines that one token fetches ahead of use: it waits for memory, where many tokens use each line often.
 _AHEAD = 12
 _LOG2E = math.log2(math.e)
@@ -78,6 +81,7 @@ class AttentionShape:
         softcap: bound of the scores; 0 for none.
         sinks: a score per query head takes part in the softmax and has no value.
         chunk: a token sees the positions of its own chunk of so many; 0 for all.
+        latent: values are the first columns of the keys, and both lie as values do.
     """
 
     group: int
@@ -88,16 +92,22 @@ class AttentionShape:
     softcap: float = 0.0
     sinks: bool = False
     chunk: int = 0
+    latent: bool = False
 
     @property
     def padded(self) -> int:
-        """Columns of a value in its cache."""
-        return -(-self.value_width // 16) * 16
+        """Columns of a value in its cache, or of a latent's value, filled up."""
+        return padded_width(self.value_width)
+
+    @property
+    def query_columns(self) -> int:
+        """Of a query, as many as a key has in its cache."""
+        return padded_width(self.key_width) if self.latent else self.key_width
 
     @property
     def fits_tiles(self) -> bool:
         """Whether 16 rows of it fit tile registers and a stack of 64 KiB."""
-        whole = self.key_width % 32 == 0 and self.value_width % 16 == 0 and not (self.window or self.chunk)
+        whole = self.key_width % 32 == 0 and self.value_width % 16 == 0 and not (self.window or self.chunk or self.latent)
         return whole and _tile_rows(self) > 0
 
     @property
@@ -105,7 +115,7 @@ class AttentionShape:
         parts = [f"g{self.group}", f"{self.key_width}x{self.value_width}", _spelled("scale", self.scale)]
         parts += [f"window{self.window}"] * bool(self.window) + [f"chunk{self.chunk}"] * bool(self.chunk)
         parts += [_spelled("cap", self.softcap)] * bool(self.softcap)
-        return "_".join([*parts, *["sinks"] * self.sinks])
+        return "_".join([*parts, *["sinks"] * self.sinks, *["latent"] * self.latent])
 
 
 def best_unit(
@@ -156,12 +166,14 @@ class Attention:
     def text(self) -> str:
         unit, shape = self.unit, self.shape
         planes = [
-            {"start": start, "width": width, "vectors": _vectors(unit, width)}
+            {"start": start, "width": width, "used": used, "vectors": _vectors(unit, used)}
             for start in range(0, shape.padded, 64)
-            for width in [min(64, shape.padded - start)]
+            for width in [min(64, (shape.query_columns if shape.latent else shape.padded) - start)]
+            for used in [min(width, shape.padded - start)]
         ]
-        row_bytes = 4 * (shape.key_width + shape.padded + 3 * unit.lanes)
-        row_block = max(1, _BLOCK_BYTES // row_bytes // self.rows) * self.rows
+        row_bytes = 4 * (shape.query_columns + shape.padded + 3 * unit.lanes)
+        most_bytes = _LATENT_BLOCK_BYTES if shape.latent else _BLOCK_BYTES
+        row_block = max(1, most_bytes // row_bytes // self.rows) * self.rows
         if self.one_token:
             row_block = min(row_block, -(-shape.group // self.rows) * self.rows)
         elif unit.tiles:
@@ -238,6 +250,8 @@ def _numbers(shape: AttentionShape) -> dict[str, object]:
     return {
         "G": shape.group,
         "D": shape.key_width,
+        "Dq": shape.query_columns,
+        "latent": shape.latent,
         "Dv": shape.value_width,
         "Dv16": shape.padded,
         "window": shape.window,

@@ -1,4 +1,4 @@
-"""``halfbyte::kv_append`` and ``halfbyte::rotate_append``: new keys and values into caches, in place."""
+"""``halfbyte::kv_append``, ``rotate_append`` and ``latent_append``: new rows into caches, in place."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class KvAppend:
         norm: of queries and keys before they are turned, where they are merged.
         norm_weight: dtype of its weights.
         norm_rounds: what is normed is rounded to io before the weight multiplies it.
+        latent: there are values alone, and what fills up their columns becomes 0.
     """
 
     key_width: int
@@ -45,10 +46,11 @@ class KvAppend:
     norm: RmsNorm | None = None
     norm_weight: str = ""
     norm_rounds: bool = False
+    latent: bool = False
 
     @property
     def symbol(self) -> str:
-        kind, turned = "kv", ""
+        kind, turned = "latent" if self.latent else "kv", ""
         if self.rotation is not None:
             kind = "rotate_merged" if self.merged else "rotate"
             turned = f"_r{self.rotation.pairs}{'i' if self.rotation.interleaved else ''}"
@@ -76,6 +78,7 @@ class KvAppend:
             cache=self.cache,
             rotated=self.rotation is not None,
             merged=self.merged,
+            latent=self.latent,
             norm=self.norm,
             width=self.key_width,
             weight=self.norm_weight,

@@ -10,6 +10,7 @@ from halfbyte.passes.ops.fp8_block_linear import fp8_block_linear
 from halfbyte.passes.ops.fp8_block_moe import fp8_block_moe
 from halfbyte.passes.ops.fused_linear import fused_linear
 from halfbyte.passes.ops.kv_append import blank_caches, kv_append, rotate_append, rotate_append_merged
+from halfbyte.passes.ops.latent_append import blank_latents, latent_append
 from halfbyte.passes.ops.linear import linear
 from halfbyte.passes.ops.moe import moe
 from halfbyte.passes.ops.quantize_fp8 import quantize_fp8
@@ -21,6 +22,7 @@ from halfbyte.passes.ops.topk import topk
 __all__ = [
     "attention",
     "blank_caches",
+    "blank_latents",
     "cache_append",
     "digit_block",
     "digit_planes",
@@ -28,6 +30,7 @@ __all__ = [
     "fp8_block_moe",
     "fused_linear",
     "kv_append",
+    "latent_append",
     "linear",
     "moe",
     "quantize_fp8",

@@ -8,7 +8,7 @@ from halfbyte.passes.ops.attention_caches import BLOCK, keys_by_position, padded
 from halfbyte.passes.ops.library import LIBRARY
 
 LIBRARY.define(
-    "attention(Tensor q, Tensor keys, Tensor values, Tensor position, Tensor? sinks, int value_width, float scale, "
+    "attention(Tensor q, Tensor keys, Tensor? values, Tensor position, Tensor? sinks, int value_width, float scale, "
     "int window, float softcap, int chunk=0) -> Tensor"
 )
 
@@ -16,7 +16,7 @@ LIBRARY.define(
 def attention(
     q: torch.Tensor,
     keys: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     position: torch.Tensor,
     sinks: torch.Tensor | None,
     value_width: int,
@@ -36,7 +36,8 @@ def attention(
 
     Args:
         q: float32, float16 or bfloat16 [T, Hq, D]; no token and one token are fine.
-        keys, values: caches (`attention_caches`) of Hkv heads; token t is at position ``position + t`` in them.
+        keys, values: caches (`attention_caches`) of Hkv heads; token t is at position ``position + t`` in them. Without
+            values ``keys`` is a cache of latents (`latent_append`): a value is the first Dv columns of its key.
         position: int64 [1], of the first token.
         sinks: float32 [Hq] or None.
         value_width: Dv.
@@ -51,8 +52,12 @@ def attention(
     tokens, heads, _ = q.shape
     start, group = int(position.item()), heads // keys.shape[0]
     seen = min(start + tokens, keys.shape[1] * BLOCK)
-    k = keys_by_position(keys)[:, :seen].double().repeat_interleave(group, 0)
-    v = values_by_position(values, value_width)[:, :seen].double().repeat_interleave(group, 0)
+    if values is None:
+        rows = values_by_position(keys, q.shape[2])
+        pair = rows, rows[..., :value_width]
+    else:
+        pair = keys_by_position(keys), values_by_position(values, value_width)
+    k, v = (x[:, :seen].double().repeat_interleave(group, 0) for x in pair)
     scores = torch.einsum("thd,hsd->hts", q.double(), k) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
@@ -78,7 +83,7 @@ def attention(
 def _fake(
     q: torch.Tensor,
     keys: torch.Tensor,
-    values: torch.Tensor,
+    values: torch.Tensor | None,
     position: torch.Tensor,
     sinks: torch.Tensor | None,
     value_width: int,
@@ -88,11 +93,23 @@ def _fake(
     chunk: int = 0,
 ) -> torch.Tensor:
     heads, width = keys.shape[0], keys.shape[2]
-    torch._check(q.shape[2] == width, lambda: f"queries are {q.shape[2]} wide, the keys of the cache {width}")
     torch._check(q.shape[1] % heads == 0, lambda: f"{q.shape[1]} query heads over {heads} key heads")
     torch._check(not (window and chunk), lambda: f"a window of {window} and chunks of {chunk}")
-    fits = values.shape[2] == BLOCK * padded_width(value_width)
-    torch._check(fits, lambda: f"a value cache of {values.shape[2]} per block for values {value_width} wide")
+    if values is None:
+        fits = width == BLOCK * padded_width(q.shape[2])
+        torch._check(fits, lambda: f"queries are {q.shape[2]} wide, a block of the cache {width}")
+        torch._check(
+            value_width <= q.shape[2], lambda: f"values are {value_width} wide, their keys {q.shape[2]}"
+        )
+    else:
+        torch._check(
+            q.shape[2] == width, lambda: f"queries are {q.shape[2]} wide, the keys of the cache {width}"
+        )
+        per_block = values.shape[2]
+        torch._check(
+            per_block == BLOCK * padded_width(value_width),
+            lambda: f"a value cache of {per_block} per block for values {value_width} wide",
+        )
     return q.new_empty((q.shape[0], q.shape[1] * value_width))
 
 

@@ -50,7 +50,8 @@ GPUS = ("vulkan", "cuda")
 class Case:
     """heads and key heads; widths of keys and values; turned pairs, 0 for none; merged: q, k, v are one tensor.
 
-    norm: dtype of the weights of queries' and keys' norms; plus_one, rounds: how these are computed.
+    norm: dtype of the weights of queries' and keys' norms; plus_one, rounds: how these are computed. latents: values are
+    the first columns of keys, in one cache.
     """
 
     heads: int
@@ -67,6 +68,17 @@ class Case:
     norm: str = ""
     plus_one: bool = False
     rounds: bool = False
+    latents: bool = False
+
+    @property
+    def caches(self) -> list[tuple[int, ...]]:
+        """Their shapes."""
+        if self.latents:
+            return [value_cache_shape(self.key_heads, CONTEXT, self.width)]
+        return [
+            key_cache_shape(self.key_heads, CONTEXT, self.width),
+            value_cache_shape(self.key_heads, CONTEXT, self.value_width),
+        ]
 
     @property
     def norms(self) -> list[Array]:
@@ -107,6 +119,9 @@ CASES = {
     "large": Case(8, 2, 128, 128, Rule(0.0884), pairs=64, cache="bf16"),
     "uneven": Case(7, 1, 96, 80, Rule(0.1), sinks=True, io="bf16", cache="bf16"),
     "bent": Case(4, 2, 32, 48, Rule(0.3, softcap=2.0), pairs=8, io="f16", cache="bf16"),
+    "latents": Case(20, 1, 576, 512, Rule(0.0722), latents=True),
+    "latents16": Case(7, 1, 40, 24, Rule(0.2), io="bf16", cache="bf16", latents=True),
+    "latents_near": Case(4, 2, 72, 40, Rule(0.2, window=30), sinks=True, io="f16", cache="f16", latents=True),
     "mixed": Case(3, 1, 10, 28, Rule(0.2, window=30), io="bf16", cache="f16"),
 }
 # What differs most between units; the best of this machine takes all.
@@ -123,6 +138,8 @@ TELLING = (
     "normed",
     "normed16",
     "normed_half",
+    "latents",
+    "latents16",
 )
 TILED = ("small", "large", "uneven", "bent")
 ONE = (
@@ -132,6 +149,7 @@ ONE = (
     "sinks",
     "strange",
     "brain",
+    "latents",
 )  # with a kernel for single tokens, the others without
 
 
@@ -154,10 +172,12 @@ class Layer(torch.nn.Module):
         sinks: torch.Tensor,
         position: torch.Tensor,
         keys: torch.Tensor,
-        values: torch.Tensor,
+        values: torch.Tensor | None = None,
     ) -> torch.Tensor:
         case, ops = self.case, torch.ops.halfbyte
-        if case.merged:
+        if case.latents:
+            keys = ops.latent_append(k, keys, position)
+        elif case.merged:
             qkv = torch.cat([x.flatten(1) for x in (q, k, v)], 1)[None]
             turned = (cos, sin, case.interleaved, keys, values, position)
             norms = (self.norm0, self.norm1, EPS, case.plus_one, case.rounds) if case.norm else ()
@@ -198,17 +218,13 @@ def export(case: Case, tokens: int | None) -> torch.export.ExportedProgram:
     q, k, v, angles, sinks = inputs(case, tokens or 5, 0)
     new = [torch.from_numpy(x.astype(np.float32)).to(KINDS[case.io]) for x in (q, k, v)]
     tables, rest = [torch.from_numpy(angles)] * 2, [torch.from_numpy(sinks), torch.tensor([0])]
-    shapes = [
-        key_cache_shape(case.key_heads, CONTEXT, case.width),
-        value_cache_shape(case.key_heads, CONTEXT, case.value_width),
-    ]
     several = {0: torch.export.Dim("T", min=2, max=CONTEXT)} if tokens is None else None
-    dynamic = (several,) * 5 + (None,) * 4
+    dynamic = (several,) * 5 + (None,) * (2 + len(case.caches))
     arguments = (
         *new,
         *(x.clone() for x in tables),
         *rest,
-        *(torch.zeros(shape, dtype=KINDS[case.cache]) for shape in shapes),
+        *(torch.zeros(shape, dtype=KINDS[case.cache]) for shape in case.caches),
     )
     with torch.no_grad():
         return torch.export.export(Layer(case), arguments, dynamic_shapes=dynamic, strict=False)
@@ -258,11 +274,7 @@ class Caches:
     def __init__(self, bundle: Bundle, name: str) -> None:
         self.bundle, self.name, self.case, self.position = bundle, name, CASES[name], 0
         case = self.case
-        shapes = (
-            key_cache_shape(case.key_heads, CONTEXT, case.width),
-            value_cache_shape(case.key_heads, CONTEXT, case.value_width),
-        )
-        blank = (np.full(shape, np.nan).astype(TYPES[case.cache]) for shape in shapes)
+        blank = (np.full(shape, np.nan).astype(TYPES[case.cache]) for shape in case.caches)
         self.arrays = [bundle.to_device(carried(cache), case.cache) for cache in blank]
 
     def feed(self, tokens: int, *, spoilt: int | None = None) -> Array:
@@ -295,6 +307,7 @@ def expected(case: Case, tokens: int) -> Array:
     q, k, v, angles, sinks = inputs(case, tokens, 0)
     q, k = turned(case, q, k, angles)
     k, v = (x.astype(np.float32).astype(TYPES[case.cache]) for x in (k, v))
+    v = k[..., : case.value_width] if case.latents else v
     return attention(q, k, v, 0, case.rule, sinks if case.sinks else None)
 
 
@@ -348,7 +361,7 @@ def test_no_token(bundle: Bundle) -> None:
     assert all((array.numpy() == blank).all() for array in text.arrays)
 
 
-@pytest.mark.parametrize("name", ["smol", "odd", "phi", "small"])
+@pytest.mark.parametrize("name", ["smol", "odd", "phi", "small", "latents", "latents16"])
 def test_a_token_that_is_no_number_touches_nothing_before_it(bundle: Bundle, name: str) -> None:
     if f"{name}_some" not in bundle.entry_points:
         pytest.skip("compared on other units")
