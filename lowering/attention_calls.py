@@ -187,6 +187,28 @@ def _blank_latents(target: Target, op: Any) -> Called:
     return Called(symbol, text, (op.operands[0],), (latents.type,))
 
 
+def _head_linear(target: Target, op: Any) -> Called:
+    x, weight, outputs = op.operands
+    given, weights, width = Shaped.of(x), Shaped.of(weight), constant(outputs)
+    (tokens, heads, columns), inputs = given.shape, weights.shape[1]
+    assert columns is not None and inputs is not None
+    kept = columns - inputs
+    kernel = target.head_linear(inputs, width, kept, given.dtype, weights.dtype, tokens == 1)
+    out = Shaped((tokens, heads, width + kept), given.dtype).type
+    symbol = f"{kernel.symbol}_h{heads}_{_count(tokens)}"
+    text = render(
+        "head_linear_tokens.mlir.j2",
+        name=symbol,
+        kernel=kernel.symbol,
+        x=given.type,
+        weight=weights.type,
+        out=out,
+        H=heads,
+        T=tokens,
+    )
+    return Called(symbol, text, (x, weight), (out,), (kernel,))
+
+
 def _count(size: int | None) -> str:
     return "d" if size is None else str(size)
 
@@ -197,6 +219,7 @@ ATTENTION: Mapping[str, Callable[[Target, Any], Called]] = {
     "torch.halfbyte.rotate_append": _rotate_append,
     "torch.halfbyte.rotate_append_merged": _rotate_append_merged,
     "torch.halfbyte.blank_caches": _blank_caches,
+    "torch.halfbyte.head_linear": _head_linear,
     "torch.halfbyte.latent_append": _latent_append,
     "torch.halfbyte.blank_latents": _blank_latents,
 }

@@ -123,6 +123,11 @@ def best_unit(
 ) -> VectorUnit:
     """The fastest unit of a CPU with these features (LLVM's names) for a shape, caches and one token or many."""
     tiles = cache == "bf16" and shape.fits_tiles and not one_token
+    return vector_unit(features, tiles)
+
+
+def vector_unit(features: Collection[str], tiles: bool = False) -> VectorUnit:
+    """The fastest unit of a CPU with these features, among those with tile registers too if they have a use."""
     return next(unit for unit in UNITS if unit.needs <= set(features) and (tiles or not unit.tiles))
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from halfbyte.errors import UsageError
-from halfbyte.lowering.kernels.attention import Attention, AttentionShape, best_unit
+from halfbyte.lowering.kernels.attention import Attention, AttentionShape, best_unit, vector_unit
 from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
+from halfbyte.lowering.kernels.head_linear import HeadLinear
 from halfbyte.lowering.kernels.isa import BEST_FIRST, InstructionSet, best
 from halfbyte.lowering.kernels.platform import CPU, CPU_WITHOUT_F16C, Platform
 from halfbyte.lowering.targets.target import Target
@@ -125,6 +126,12 @@ class CpuTarget(Target):
     def attention(self, shape: AttentionShape, io: str, cache: str, one_token: bool) -> Attention:
         unit = best_unit(self.features, shape, cache, one_token)
         return Attention(unit, shape, io, io, cache, one_token, self.platform)
+
+    def head_linear(
+        self, inputs: int, outputs: int, kept: int, io: str, weight: str, one_token: bool
+    ) -> HeadLinear:
+        unit = vector_unit(self.features)
+        return HeadLinear(inputs, outputs, kept, io, weight, one_token, unit, self.platform)
 
     @property
     def flags(self) -> list[str]:

@@ -6,6 +6,7 @@ import abc
 
 from halfbyte.lowering.kernels.attention import AttentionOfThreads, AttentionShape
 from halfbyte.lowering.kernels.fp8_kernels import FloatUnit
+from halfbyte.lowering.kernels.head_linear import HeadLinear
 from halfbyte.lowering.targets.target import Target
 
 
@@ -18,6 +19,11 @@ class GpuTarget(Target):
 
     def attention(self, shape: AttentionShape, io: str, cache: str, one_token: bool) -> AttentionOfThreads:
         return AttentionOfThreads(shape, io, io, cache, self.platform)
+
+    def head_linear(
+        self, inputs: int, outputs: int, kept: int, io: str, weight: str, one_token: bool
+    ) -> HeadLinear:
+        return HeadLinear(inputs, outputs, kept, io, weight, one_token, platform=self.platform)
 
     @property
     def flags(self) -> list[str]:

@@ -90,6 +90,12 @@ class Target(abc.ABC):
     def attention(self, shape: AttentionShape, io: str, cache: str, one_token: bool) -> Kernel:
         """The attention of queries and results of dtype io over caches of dtype cache."""
 
+    @abc.abstractmethod
+    def head_linear(
+        self, inputs: int, outputs: int, kept: int, io: str, weight: str, one_token: bool
+    ) -> Kernel:
+        """Each head's own product, see `HeadLinear`."""
+
     def pack(self, name: str, linear: Linear | Fp8Linear, source: LayerSource) -> ParameterGroup:
         """The packed weight of a layer, as the kernels of ``linear`` take it."""
         specs = tuple(TensorSpec(f"{name}.{a.name}", a.shape, a.dtype) for a in linear.arguments)

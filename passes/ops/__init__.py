@@ -9,6 +9,7 @@ from halfbyte.passes.ops.digit_planes import digit_block, digit_planes
 from halfbyte.passes.ops.fp8_block_linear import fp8_block_linear
 from halfbyte.passes.ops.fp8_block_moe import fp8_block_moe
 from halfbyte.passes.ops.fused_linear import fused_linear
+from halfbyte.passes.ops.head_linear import head_linear
 from halfbyte.passes.ops.kv_append import blank_caches, kv_append, rotate_append, rotate_append_merged
 from halfbyte.passes.ops.latent_append import blank_latents, latent_append
 from halfbyte.passes.ops.linear import linear
@@ -29,6 +30,7 @@ __all__ = [
     "fp8_block_linear",
     "fp8_block_moe",
     "fused_linear",
+    "head_linear",
     "kv_append",
     "latent_append",
     "linear",
