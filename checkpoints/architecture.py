@@ -61,6 +61,8 @@ SUPPORTED = (
     "gpt_oss",
 )
 
+# With latent attention.
+LATENT = ("deepseek_v2", "deepseek_v3")
 # Models of text and images of which the text part is compiled: its configuration is within theirs. What it may lack.
 _WITH_TEXT = ("llama4",)
 _SHARED = ("dtype", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")

@@ -12,7 +12,9 @@ from halfbyte.checkpoints.architecture import meta_model
 from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
 from halfbyte.checkpoints.expert_layers import experts_module
 from halfbyte.checkpoints.experts import ExpertsShape
+from halfbyte.checkpoints.latent_layers import EXPANDING
 from halfbyte.errors import CheckpointError
+from halfbyte.passes.latent_heads import LatentHeads
 from halfbyte.passes.scheme import Activations, Fp8Scheme, WeightScheme
 from halfbyte.passes.weighed_inputs import WeighedInputs
 
@@ -31,6 +33,7 @@ def build_model(
     dtype: torch.dtype = torch.float32,
     activations: Callable[[LayerInfo], Activations] = as_the_checkpoint_asks,
     min_tokens: int = 0,
+    latents: bool = False,
 ) -> Any:
     """The model for tracing: transformers' causal language model with quantized modules in place.
 
@@ -44,6 +47,7 @@ def build_model(
         dtype: float32, float16 or bfloat16, of the model's parameters and activations.
         activations: what each quantized layer does to its input.
         min_tokens: see ``halfbyte::linear``; layers with e4m3 weights have no such switch.
+        latents: latent attention is over latents (`with_latents`), whose ``kv_b_proj`` becomes a `LatentHeads`.
 
     Raises:
         CheckpointError: when transformers cannot make the model.
@@ -52,7 +56,9 @@ def build_model(
     fill_buffers(checkpoint, model)
     for path, module in list(model.named_modules()):
         layer = checkpoint.layers.get(checkpoint.name_of(path))
-        if isinstance(module, torch.nn.Linear) and layer is not None and layer.scheme is not None:
+        if latents and path.rpartition(".")[2] == EXPANDING:
+            _replace(model, path, _latent_heads(model.get_submodule(path.rpartition(".")[0]), dtype))
+        elif isinstance(module, torch.nn.Linear) and layer is not None and layer.scheme is not None:
             _replace(
                 model, path, _quantized_module(checkpoint, path, layer, activations(layer), dtype, min_tokens)
             )
@@ -124,6 +130,16 @@ def _quantized_module(
     )
 
 
+def _latent_heads(attention: Any, dtype: torch.dtype) -> LatentHeads:
+    return LatentHeads(
+        attention.num_heads,
+        attention.qk_nope_head_dim,
+        attention.v_head_dim,
+        attention.kv_lora_rank,
+        dtype,
+    )
+
+
 def load_float_model(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Any:
     """The same model with every weight dequantized and filled in: the reference for `verify` and for tests.
 
@@ -150,7 +166,10 @@ def float_parameter(checkpoint: Checkpoint, model: torch.nn.Module, name: str) -
         CheckpointError: a tensor with impossible values, or a layer that cannot be dequantized.
     """
     path, _, leaf = name.rpartition(".")
-    experts, part = ExpertsShape.of(model.get_submodule(path)), "bias" if leaf.endswith("_bias") else "weight"
+    module = model.get_submodule(path)
+    if isinstance(module, LatentHeads):
+        return module.part(leaf, float_weight(checkpoint, checkpoint.name_of(f"{path}.weight")))
+    experts, part = ExpertsShape.of(module), "bias" if leaf.endswith("_bias") else "weight"
     if experts is None:
         return float_weight(checkpoint, checkpoint.name_of(name))
     return experts.stack(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
+from halfbyte.checkpoints.changed_checkpoint import ChangedCheckpoint
 from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
 from halfbyte.errors import UsageError
 from halfbyte.passes.scheme import WeightScheme, Zero
@@ -96,7 +96,7 @@ def rounded(name: str, weight: torch.Tensor, bits: int, group: int) -> QuantTens
     return QuantTensor(name, codes, scales, group if groups > 1 else inputs, bits=bits)
 
 
-class _RoundedHead(Checkpoint):
+class _RoundedHead(ChangedCheckpoint):
     def __init__(self, inner: Checkpoint, head: FloatHead, kind: _Kind) -> None:
         name, stored, shape, bias = head
         one_group = shape[1] <= kind.group
@@ -112,28 +112,14 @@ class _RoundedHead(Checkpoint):
             bias=bias,
             reason=f"rounded by --lm-head int{kind.bits}",
         )
-        shared = {key: getattr(inner, key) for key in ("path", "format", "warnings", "name_of", "tables")}
-        super().__init__(
-            **shared,
-            config=inner.config | {"tie_word_embeddings": False},
-            layers={**inner.layers, name: layer},
-            floats=inner.floats,
-        )
-        self._inner, self._name, self._stored, self._kind = inner, name, stored, kind
+        config = inner.config | {"tie_word_embeddings": False}
+        super().__init__(inner, config=config, layers={**inner.layers, name: layer})
+        self._name, self._stored, self._kind = name, stored, kind
 
     def quantized(self, layer: str) -> Weight:
         if layer != self._name:
-            return self._inner.quantized(layer)
-        return rounded(layer, self._inner.float_tensor(self._stored), *self._kind)
-
-    def float_tensor(self, name: str) -> torch.Tensor:
-        return self._inner.float_tensor(name)
+            return self.inner.quantized(layer)
+        return rounded(layer, self.inner.float_tensor(self._stored), *self._kind)
 
     def permutation(self, layer: str) -> torch.Tensor | None:
-        return None if layer == self._name else self._inner.permutation(layer)
-
-    def tokenizer_source(self) -> bytes | None:
-        return self._inner.tokenizer_source()
-
-    def save_tokenizer(self, folder: Path) -> list[str]:
-        return self._inner.save_tokenizer(folder)
+        return None if layer == self._name else self.inner.permutation(layer)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from halfbyte.choose_head import choose_head, reason
 from halfbyte.compile_phases import Watch
+from halfbyte.latent_caches import keeps_latents
 from halfbyte.layer_activations import LayerActivations
 from halfbyte.model_facts import Facts, chosen_context, model_facts, torch_dtype
 
@@ -37,6 +38,7 @@ def program_of_checkpoint(
         UsageError: options that do not fit the model.
     """
     from halfbyte.checkpoints import build_model, open_checkpoint
+    from halfbyte.checkpoints.latent_layers import with_latents
     from halfbyte.fusions import passes_of
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
     from halfbyte.passes.find_attention import DONE
@@ -51,6 +53,9 @@ def program_of_checkpoint(
     activations = LayerActivations.of(vars(options))
     with watch("load"):
         checkpoint = open_checkpoint(path)
+        latents = keeps_latents(checkpoint, options.latent_cache)
+        if latents:
+            checkpoint = with_latents(checkpoint)
         if options.on_unsupported == "error":  # before anything is measured
             raise_refusals(_refusals(checkpoint, activations))
     checkpoint, head = choose_head(checkpoint, options, activations, watch)
@@ -69,7 +74,11 @@ def program_of_checkpoint(
     with watch("rewrite"):
         dtype = torch_dtype(options)
         model = build_model(
-            checkpoint, dtype=dtype, activations=activations.choose, min_tokens=options.min_tokens
+            checkpoint,
+            dtype=dtype,
+            activations=activations.choose,
+            min_tokens=options.min_tokens,
+            latents=latents,
         )
         context = chosen_context(model.config, options)
     with watch("export"):
@@ -84,8 +93,9 @@ def program_of_checkpoint(
         else:
             run_passes(program, [MergeAsBefore(known[1]), FusedAsBefore(known[2]), NormsAsBefore(known[3])])
         for number in range(model.config.num_hidden_layers):
-            report.attention[f"model.layers.{number}.self_attn"] = f"{DONE}, caches in {options.kv_cache}"
-    caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model.config, context))
+            held = f"caches {'of latents ' if latents else ''}in {options.kv_cache}"
+            report.attention[f"model.layers.{number}.self_attn"] = f"{DONE}, {held}"
+    caches = tuple(Tensor(c.name, c.shape, options.kv_cache) for c in cache_shapes(model, context))
     facts = model_facts(checkpoint.config, model.config, context, options)
     return program, Facts(facts, caches, checkpoint, kept, None if known is None else known[0])
 

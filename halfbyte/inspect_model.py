@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from halfbyte.choose_head import measured_head
+from halfbyte.latent_caches import keeps_latents
 from halfbyte.layer_activations import LayerActivations
 from halfbyte.parameter_count import ParameterCount, count_parameters
 
@@ -109,6 +110,7 @@ def inspect(
     activations: str = "auto",
     layers: Sequence[str] = (),
     on_unsupported: str = "error",
+    latent_cache: str = "auto",
 ) -> Inspection:
     """Reads the headers of a checkpoint and says, per layer, what it is and what compile would make of it.
 
@@ -119,15 +121,19 @@ def inspect(
         activations: as for compile: ``auto``, ``int8``, ``fp8`` or ``none``.
         layers: as for compile: PATTERN=KIND.
         on_unsupported: as for compile: ``error`` or ``float``.
+        latent_cache: as for compile: ``auto``, ``on`` or ``off``.
 
     Raises:
         CheckpointError: the checkpoint is unreadable, malformed or of an unknown format.
-        UsageError: an entry of ``layers`` is malformed, or about no quantized layer.
+        UsageError: ``latent_cache`` does not fit the model, or an entry of ``layers`` is malformed, or about no quantized layer.
     """
     from halfbyte.checkpoints import open_checkpoint
+    from halfbyte.checkpoints.latent_layers import with_latents
 
     choice = LayerActivations.of({"activations": activations, "layers": layers})
     checkpoint = open_checkpoint(Path(model), glance=True)
+    if keeps_latents(checkpoint, latent_cache):
+        checkpoint = with_latents(checkpoint)
     choice.check_patterns(checkpoint.layers.values())
     plans = tuple(_plan(layer, choice, on_unsupported) for layer in checkpoint.layers.values())
     config = {key: checkpoint.config[key] for key in _CONFIG if key in checkpoint.config}

@@ -183,7 +183,9 @@ def _blank_latents(target: Target, op: Any) -> Called:
     rows, latents = Shaped.of(op.operands[0]), Shaped.of(op.results[0])
     tokens, heads, width = rows.shape
     symbol = f"halfbyte_blank_latents_{heads}x{width}_{_count(tokens)}_{rows.dtype}_{latents.dtype}"
-    text = render("blank_latents.mlir.j2", name=symbol, rows=rows.type, latents=latents.type, B=latents.shape[1])
+    text = render(
+        "blank_latents.mlir.j2", name=symbol, rows=rows.type, latents=latents.type, B=latents.shape[1]
+    )
     return Called(symbol, text, (op.operands[0],), (latents.type,))
 
 
@@ -206,7 +208,7 @@ def _head_linear(target: Target, op: Any) -> Called:
         H=heads,
         T=tokens,
     )
-    return Called(symbol, text, (x, weight), (out,), (kernel,))
+    return Called(symbol, text, (x, weight), (out,), (kernel,), weight)
 
 
 def _count(size: int | None) -> str:

@@ -18,6 +18,7 @@ class Called:
         operands: what it is given, values of the torch dialect.
         results: types of what it gives.
         kernels: what it dispatches, and functions that it calls.
+        weight: the operand that is a layer's weight, of a layer that the report has a row for.
     """
 
     symbol: str
@@ -25,3 +26,4 @@ class Called:
     operands: tuple[Any, ...]
     results: tuple[str, ...]
     kernels: tuple[Kernel, ...] = ()
+    weight: Any = None

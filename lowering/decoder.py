@@ -11,22 +11,30 @@ from halfbyte.lowering.decoder_attention import attending, modeling
 from halfbyte.lowering.final_logits import final_logits
 from halfbyte.lowering.real_rotations import real_rotations
 from halfbyte.lowering.rotations import known_rotations
+from halfbyte.passes.latent_heads import has_latent_heads
 from halfbyte.passes.ops.attention_caches import key_cache_shape, value_cache_shape
 from halfbyte.passes.ops.kv_append import KINDS
 
 
 @dataclass(frozen=True)
 class CacheShape:
-    """The key or value cache of one layer, in the layout of `halfbyte.passes.ops.attention_caches`."""
+    """A cache of one layer, of keys, values or latents, in the layout of `halfbyte.passes.ops.attention_caches`."""
 
     name: str
     shape: tuple[int, ...]
 
 
-def cache_shapes(config: Any, max_context: int) -> list[CacheShape]:
-    """The caches of a model in argument order: k0, v0, k1, v1, ..."""
+def cache_shapes(model: Any, max_context: int) -> list[CacheShape]:
+    """The caches of a model in argument order: k0, v0, k1, v1, ..., or of latents: kv0, kv1, ..."""
+    config = model.config
     heads = config.num_key_value_heads
-    if getattr(config, "kv_lora_rank", None):  # latent attention: keys and values for every query head
+    if has_latent_heads(model):
+        width = config.kv_lora_rank + config.qk_rope_head_dim
+        shape = value_cache_shape(1, max_context, width)
+        return [CacheShape(f"kv{layer}", shape) for layer in range(config.num_hidden_layers)]
+    if getattr(
+        config, "kv_lora_rank", None
+    ):  # latent attention, expanded: keys and values for every query head
         heads = config.num_attention_heads
         widths = (config.qk_nope_head_dim + config.qk_rope_head_dim, config.v_head_dim)
     else:
@@ -101,7 +109,7 @@ def export_decoder(
         kind: dtype of the caches, ``f32``, ``f16`` or ``bf16``; `forward` rounds keys and values to it too.
         samples: prefill and decode draw a token too, and take ``sampling`` after the position.
     """
-    shapes = cache_shapes(model.config, max_context)
+    shapes = cache_shapes(model, max_context)
     caches = tuple(torch.empty(cache.shape, dtype=KINDS[kind]) for cache in shapes)
     position = torch.zeros(1, dtype=torch.int64)
     given = (position, *[torch.zeros(4)] * samples)

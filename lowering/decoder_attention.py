@@ -12,7 +12,9 @@ import torch
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
 from halfbyte.errors import UnsupportedLayerError
+from halfbyte.lowering.latent_attention import latent_heads, unexpanded
 from halfbyte.lowering.rotations import Form, known_rotations
+from halfbyte.passes.latent_heads import LatentHeads
 
 _NAME = "halfbyte"
 
@@ -23,7 +25,8 @@ class Attending:
     It is their cache too, which hands on what is new: the caches are read and written by `attend` alone.
 
     Args:
-        caches: k0, v0, k1, v1, ...; for a call that keeps nothing, what it rounds keys and values to.
+        caches: k0, v0, k1, v1, ..., or a layer's one cache of latents; for a call that keeps nothing, what it rounds
+            keys and values to.
         position: int64 [1], of the first token.
         config: of the model.
 
@@ -75,6 +78,10 @@ class Attending:
                 accepted="the mask that the model was called with",
             )
         window, chunk = self._bounds[id(attention_mask)]
+        heads = latent_heads(module)
+        if heads is not None:
+            scale = float(query.shape[3] ** -0.5 if scaling is None else scaling)
+            return self._over_latents(module, heads, query, key, (scale, window, softcap or 0.0, chunk)), None
         k, v = _by_token(key), _by_token(value)
         if isinstance(self._caches, str):
             keys, values = ops.blank_caches(k, v, self._caches)
@@ -104,6 +111,24 @@ class Attending:
             chunk,
         )
         return out.to(query.dtype).reshape(1, q.shape[0], q.shape[1], width), None
+
+    def _over_latents(
+        self,
+        module: torch.nn.Module,
+        heads: LatentHeads,
+        query: torch.Tensor,
+        latents: torch.Tensor,
+        settings: tuple[float, int, float, int],
+    ) -> torch.Tensor:
+        """[1, T, heads, value width]."""
+        ops: Any = torch.ops.halfbyte
+        rows, layer = _by_token(latents), module.layer_idx
+        blank = isinstance(self._caches, str)
+        cache: Any = ops.blank_latents(rows, self._caches) if blank else self._caches[layer]  # type: ignore[index]
+        cache = ops.latent_append(rows, cache, self._position)
+        q = heads.queries(_by_token(query))
+        sums = ops.attention(q, cache, None, self._position, None, heads.rank, *settings)
+        return heads.results(sums.unflatten(1, (-1, heads.rank)))[None]
 
     def turn(
         self,
@@ -141,7 +166,8 @@ def attending(
     if forms:
         module.apply_rotary_pos_emb = functools.partial(call.turn, rotation, forms)
     try:
-        yield call
+        with unexpanded(model):
+            yield call
     finally:
         if forms:
             module.apply_rotary_pos_emb = rotation

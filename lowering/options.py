@@ -33,6 +33,8 @@ class CompileOptions:
             computes those with their dequantized weights.
         dtype: of activations: ``f32``, ``f16`` or ``bf16``.
         kv_cache: of the key and value caches: ``f32``, which adds no error, or ``f16`` or ``bf16``, half of its bytes.
+        latent_cache: caches of latents, for models with latent attention, instead of keys and values of every head:
+            ``auto`` wherever the model has it, ``on``, or ``off``.
         fuse: what is computed together with the linears beside it: ``all``, ``none``, or some of ``norm`` (before),
             ``glu`` and ``residual`` (after), ``rotate`` (rotations read the merged linear's rows), separated by
             commas.
@@ -56,6 +58,7 @@ class CompileOptions:
     on_unsupported: Literal["error", "float"] = "error"
     dtype: Literal["f32", "f16", "bf16"] = "f32"
     kv_cache: Literal["f32", "f16", "bf16"] = "f32"
+    latent_cache: Literal["auto", "on", "off"] = "auto"
     fuse: str = "all"
     sample: Literal["host", "program"] = "host"
     dump_dir: Path | None = None

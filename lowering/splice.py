@@ -303,6 +303,8 @@ class _Splicer:
         called = _CALLS[ir.StringAttr(op.attributes["name"]).value](self.target, op)
         self._use(called.kernels)
         self.helpers.setdefault(called.symbol, called.text)
+        if called.weight is not None and (name := self._known_state(entry, called.weight)) is not None:
+            self.kernels.setdefault(name.rpartition(".")[0], called.kernels[0].symbol)
         replace(op, call(called.symbol, list(called.results), [builtin(value) for value in called.operands]))
 
     def _quantize_per_token(self, entry: str, op: Any) -> None:
@@ -348,11 +350,15 @@ class _Splicer:
             if kernel.symbol not in self.helpers:
                 self.helpers[kernel.symbol] = kernel.text()
 
-    def _state_name(self, entry: str, value: Any) -> str:
+    def _known_state(self, entry: str, value: Any) -> str | None:
+        """The name of a value that is state of the program."""
         try:
-            name = self.imported.state[entry][ir.BlockArgument(value).arg_number]
+            return self.imported.state[entry][ir.BlockArgument(value).arg_number]
         except ValueError:
-            name = None
+            return None
+
+    def _state_name(self, entry: str, value: Any) -> str:
+        name = self._known_state(entry, value)
         if name is None:
             raise CompilerError(
                 "the weight of a halfbyte::linear must be state of the program (a parameter or buffer)",

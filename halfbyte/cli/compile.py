@@ -12,7 +12,9 @@ import typer
 
 from halfbyte.cli.compile_options import (
     ACTIVATIONS,
+    LATENT_CACHES,
     ActivationsOption,
+    LatentCacheOption,
     LayerOption,
     OnUnsupportedOption,
     choice,
@@ -98,6 +100,7 @@ def compile_command(
             "16 bits take half the memory, and half the time where long contexts wait for it.",
         ),
     ] = "f32",
+    latent_cache: LatentCacheOption = "auto",
     lm_head: Annotated[
         str,
         typer.Option(
@@ -156,6 +159,7 @@ def compile_command(
         on_unsupported=choice("--on-unsupported", on_unsupported, ("error", "float")),  # type: ignore[arg-type]
         dtype=choice("--dtype", dtype, ("f32", "f16", "bf16")),  # type: ignore[arg-type]
         kv_cache=choice("--kv-cache", kv_cache, ("f32", "f16", "bf16")),  # type: ignore[arg-type]
+        latent_cache=choice("--latent-cache", latent_cache, LATENT_CACHES),  # type: ignore[arg-type]
         fuse=fuse,
         sample=choice("--sample", sample, ("host", "program")),  # type: ignore[arg-type]
         dump_dir=dump_dir,

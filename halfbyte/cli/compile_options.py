@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from halfbyte.errors import UsageError
+from halfbyte.latent_caches import CHOICES as LATENT_CACHES
 from halfbyte.layer_activations import CHOICES as ACTIVATIONS
 
 ActivationsOption = Annotated[
@@ -24,6 +25,15 @@ LayerOption = Annotated[
         "--layer",
         metavar="PATTERN=KIND",
         help="Other activations for layers by name, e.g. '*.mlp.*=int8'; repeatable, the last that fits counts.",
+    ),
+]
+LatentCacheOption = Annotated[
+    str,
+    typer.Option(
+        "--latent-cache",
+        metavar="|".join(LATENT_CACHES),
+        help="Models with latent attention (DeepSeek): caches of latents, a few percent of the memory of keys and values "
+        "of every head, with kv_b_proj in float. auto: wherever the model has it.",
     ),
 ]
 OnUnsupportedOption = Annotated[

@@ -10,7 +10,9 @@ import typer
 
 from halfbyte.cli.compile_options import (
     ACTIVATIONS,
+    LATENT_CACHES,
     ActivationsOption,
+    LatentCacheOption,
     LayerOption,
     OnUnsupportedOption,
     choice,
@@ -23,13 +25,21 @@ def inspect_command(
     activations: ActivationsOption = "auto",
     layer: LayerOption = None,
     on_unsupported: OnUnsupportedOption = "error",
+    latent_cache: LatentCacheOption = "auto",
 ) -> None:
     """Says what a checkpoint holds and what compile would do with each layer. Reads headers only."""
     from halfbyte.inspect_model import inspect
 
     choice("--activations", activations, ACTIVATIONS)
     choice("--on-unsupported", on_unsupported, ("error", "float"))
-    found = inspect(model, activations=activations, layers=tuple(layer or ()), on_unsupported=on_unsupported)
+    choice("--latent-cache", latent_cache, LATENT_CACHES)
+    found = inspect(
+        model,
+        activations=activations,
+        layers=tuple(layer or ()),
+        on_unsupported=on_unsupported,
+        latent_cache=latent_cache,
+    )
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=1))
         return

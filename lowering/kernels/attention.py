@@ -107,7 +107,11 @@ class AttentionShape:
     @property
     def fits_tiles(self) -> bool:
         """Whether 16 rows of it fit tile registers and a stack of 64 KiB."""
-        whole = self.key_width % 32 == 0 and self.value_width % 16 == 0 and not (self.window or self.chunk or self.latent)
+        whole = (
+            self.key_width % 32 == 0
+            and self.value_width % 16 == 0
+            and not (self.window or self.chunk or self.latent)
+        )
         return whole and _tile_rows(self) > 0
 
     @property

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
-from halfbyte.passes.ops.attention_caches import BLOCK, padded_width, value_cache, value_cache_shape, values_by_position
+from halfbyte.passes.ops.attention_caches import (
+    BLOCK,
+    padded_width,
+    value_cache,
+    value_cache_shape,
+    values_by_position,
+)
 from halfbyte.passes.ops.kv_append import KINDS
 from halfbyte.passes.ops.library import LIBRARY
 

@@ -54,7 +54,7 @@ def test_the_exported_programs_compute_what_transformers_does(tmp_path: Path, fa
         assert torch.equal(streamed_model(checkpoint)(tokens[None]).logits, logits)
         programs = {name: one.module() for name, one in export_decoder(model, CONTEXT).items()}
         assert same(programs["forward"](tokens).numpy(), want)
-        caches = [torch.zeros(cache.shape) for cache in cache_shapes(model.config, CONTEXT)]
+        caches = [torch.zeros(cache.shape) for cache in cache_shapes(model, CONTEXT)]
         # In torch the operators leave the caches as they are: every call begins anew.
         start = torch.tensor([0])
         lasts = [programs["decode"](tokens[:1], start, *caches)]
