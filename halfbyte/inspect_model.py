@@ -125,7 +125,8 @@ def inspect(
 
     Raises:
         CheckpointError: the checkpoint is unreadable, malformed or of an unknown format.
-        UsageError: ``latent_cache`` does not fit the model, or an entry of ``layers`` is malformed, or about no quantized layer.
+        UsageError: ``latent_cache`` does not fit the model, or an entry of ``layers`` is malformed, or about no
+            quantized layer.
     """
     from halfbyte.checkpoints import open_checkpoint
     from halfbyte.checkpoints.latent_layers import with_latents

@@ -1,4 +1,4 @@
-"""`LatentHeads`: the module that stands where latent attention expanded its latents to keys and values of every head."""
+"""`LatentHeads`: the module that stands where latent attention made keys and values of every head."""
 
 from __future__ import annotations
 

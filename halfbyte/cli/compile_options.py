@@ -32,8 +32,8 @@ LatentCacheOption = Annotated[
     typer.Option(
         "--latent-cache",
         metavar="|".join(LATENT_CACHES),
-        help="Models with latent attention (DeepSeek): caches of latents, a few percent of the memory of keys and values "
-        "of every head, with kv_b_proj in float. auto: wherever the model has it.",
+        help="Models with latent attention (DeepSeek): caches of latents, which take a few percent of the memory of "
+        "every head's keys and values; kv_b_proj is in float then. auto: wherever the model has it.",
     ),
 ]
 OnUnsupportedOption = Annotated[

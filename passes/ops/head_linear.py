@@ -16,8 +16,8 @@ def head_linear(x: torch.Tensor, weight: torch.Tensor, outputs: int) -> torch.Te
     In latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1.2) a query times W_UK meets latents
     instead of keys, with its rotated columns behind; and a weighted sum of latents times W_UV is that of values.
 
-    This reference computes in float64 and rounds once; compiled programs add in float32, in ascending order, so a row has
-    the same bits whatever comes with it.
+    This reference computes in float64 and rounds once; compiled programs add in float32, in ascending order, so a row
+    has the same bits whatever comes with it.
 
     Args:
         x: float32, float16 or bfloat16 [T, H, X], X at least K; no token and one token are fine.

@@ -1,4 +1,4 @@
-"""``halfbyte::latent_append``: the latents of latent attention into their cache, which is of keys and values at once."""
+"""``halfbyte::latent_append``: the latents of latent attention into a cache of keys and values at once."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ GPUS = ("vulkan", "cuda")
 class Case:
     """heads and key heads; widths of keys and values; turned pairs, 0 for none; merged: q, k, v are one tensor.
 
-    norm: dtype of the weights of queries' and keys' norms; plus_one, rounds: how these are computed. latents: values are
-    the first columns of keys, in one cache.
+    norm: dtype of the weights of queries' and keys' norms; plus_one, rounds: how these are computed. latents: values
+    are the first columns of keys, in one cache.
     """
 
     heads: int
