@@ -1,12 +1,14 @@
 """Attention over key and value caches: halfbyte's kernels beside torch's scaled_dot_product_attention, in one run.
 
     python benchmarks/attention.py --shapes smol,llama --decode 128,1024,4096 --prefill 128,512,2048 --json rows.json
+    python benchmarks/attention.py --shapes lite,lite_expanded,v3,v3_expanded --decode 1024,4096 --prefill 128,512
 
 A decode cell is one token that sees so many positions, a prefill cell so many tokens from position 0; one thread.
 Prints a table and writes rows {peer, shape, kind, length, capacity, us, us_min, gmacs, relative_error, of_limit}.
 ``capacity`` is the positions that the caches have room for: with --capacity a cell is measured in larger caches too.
 Products of queries with keys and of weights with values are counted for what a token sees. of_limit is the share of
-what the CPU's float32 unit (limits.py) or reading the caches allows.
+what the CPU's float32 unit (limits.py) or reading the caches allows. lite and v3 are latent attention over caches of
+latents (values are the first columns of keys), *_expanded the same over keys and values of every head.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import iree.runtime as rt
 import numpy as np
@@ -32,8 +34,26 @@ from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.passes.ops.attention_caches import blocks, key_cache, value_cache
 from halfbyte.runtime.device import open_device
 
-# Width of a head, query heads, key heads: SmolLM2-135M and Llama-3-8B.
-SHAPES = {"smol": (64, 9, 3), "llama": (128, 32, 8)}
+
+class Shape(NamedTuple):
+    """Widths of keys and values, query heads, key heads; latent: there are no values but the first columns of keys."""
+
+    width: int
+    value_width: int
+    heads: int
+    key_heads: int
+    latent: bool = False
+
+
+# SmolLM2-135M, Llama-3-8B, DeepSeek-V2-Lite and DeepSeek-V3.
+SHAPES = {
+    "smol": Shape(64, 64, 9, 3),
+    "llama": Shape(128, 128, 32, 8),
+    "lite": Shape(576, 512, 16, 1, latent=True),
+    "lite_expanded": Shape(192, 128, 16, 16),
+    "v3": Shape(576, 512, 128, 1, latent=True),
+    "v3_expanded": Shape(192, 128, 128, 128),
+}
 PEERS = ("halfbyte_f32", "halfbyte_bf16", "torch_f32", "torch_bf16")
 _KINDS = {"f32": torch.float32, "bf16": torch.bfloat16}
 _CACHE_BYTES = {"f32": 4, "bf16": 2}
@@ -42,13 +62,14 @@ Cell = dict[str, Any]
 
 def problem(cell: Cell) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """q [T, Hq, D], k and v [Hkv, positions, D]; the last tokens are the queries."""
-    width, heads, key_heads = SHAPES[cell["shape"]]
+    width, value_width, heads, key_heads, latent = SHAPES[cell["shape"]]
     tokens = 1 if cell["kind"] == "decode" else cell["length"]
     random = torch.Generator().manual_seed(1)
-    return (
-        torch.randn(tokens, heads, width, generator=random),
-        *(torch.randn(key_heads, cell["length"], width, generator=random) for _ in range(2)),
-    )
+    q = torch.randn(tokens, heads, width, generator=random)
+    k = torch.randn(key_heads, cell["length"], width, generator=random)
+    if latent:
+        return q, k, k[..., :value_width]
+    return q, k, torch.randn(key_heads, cell["length"], value_width, generator=random)
 
 
 def halfbyte(cell: Cell, kind: str) -> Callable[[], np.ndarray[Any, Any]]:
@@ -58,34 +79,37 @@ def halfbyte(cell: Cell, kind: str) -> Callable[[], np.ndarray[Any, Any]]:
     room = 64 * blocks(cell["capacity"]) - k.shape[1]
     # Behind the last position there may be anything.
     k, v = (torch.nn.functional.pad(x, (0, 0, 0, room), value=float("nan")).to(_KINDS[kind]) for x in (k, v))
-    caches = [key_cache(k), value_cache(v)]
+    latent, value_width = SHAPES[cell["shape"]].latent, v.shape[2]
+    caches = [value_cache(k)] if latent else [key_cache(k), value_cache(v)]
     target = CpuTarget.named("host")
-    shape = AttentionShape(heads // k.shape[0], width, width, width**-0.5)
+    shape = AttentionShape(heads // k.shape[0], width, value_width, width**-0.5, latent=latent)
     unit = best_unit(target.features, shape, kind, tokens == 1)
     kernel = Attention(unit, shape, "f32", "f32", kind, tokens == 1)
-    types = ["x".join([*map(str, cache.shape), kind]) for cache in caches]
+    types = [f"tensor<{'x'.join([*map(str, cache.shape), kind])}>" for cache in caches]
     text = render(
         "attention_tokens.mlir.j2",
         name="attend",
         kernel=kernel.symbol,
         q=(q_type := f"tensor<{tokens}x{heads}x{width}xf32>"),
-        keys=f"tensor<{types[0]}>",
-        values=f"tensor<{types[1]}>",
+        keys=types[0],
+        values="" if latent else types[1],
         sinks="",
-        out=(out := f"tensor<{tokens}x{heads * width}xf32>"),
+        out=(out := f"tensor<{tokens}x{heads * value_width}xf32>"),
         Hkv=k.shape[0],
         T=tokens,
         B=caches[0].shape[1],
     )
-    given = f"%q: {q_type}, %k: tensor<{types[0]}>, %v: tensor<{types[1]}>, %p: tensor<1xi64>"
-    taken = f"({q_type}, tensor<{types[0]}>, tensor<{types[1]}>, tensor<1xi64>) -> {out}"
-    body = f"%o = util.call @attend(%q, %k, %v, %p) : {taken}\nreturn %o : {out}"
+    all_types = [q_type, *types, "tensor<1xi64>"]
+    names = ["%q", *[f"%c{i}" for i in range(len(types))], "%p"]
+    given = ", ".join(f"{name}: {kind}" for name, kind in zip(names, all_types, strict=True))
+    taken = f"({', '.join(all_types)}) -> {out}"
+    body = f"%o = util.call @attend({', '.join(names)}) : {taken}\nreturn %o : {out}"
     main = f"func.func @main({given}) -> {out} {{\n{body}\n}}"
     program, _ = compile_module(f"module {{\n{kernel.text()}\n{text}\n{main}\n}}", target.flags)
     instance, device = rt.VmInstance(), open_device("cpu", 1)
     module = rt.VmModule.copy_buffer(instance, program)
     context = rt.VmContext(instance, [rt.create_hal_module(instance, device.hal), module])
-    function, arguments = module.lookup_function("main"), rt.VmVariantList(4)
+    function, arguments = module.lookup_function("main"), rt.VmVariantList(len(names))
     position = np.array([cell["length"] - tokens])
     for value, element in (
         (q.numpy(), rt.HalElementType.FLOAT_32),
@@ -121,17 +145,22 @@ def element_type(kind: str) -> Any:
 
 
 def torch_attention(cell: Cell, kind: str) -> Callable[[], Any]:
-    """The faster of grouped heads and of keys repeated beforehand, which is not counted."""
+    """The fastest of grouped heads, of keys repeated beforehand, which is not counted, and of plain products.
+
+    The latter for a token over latents, whose heads are the rows of one product.
+    """
     q, k, v = problem(cell)
     causal, group = q.shape[0] > 1, q.shape[1] // k.shape[0]
     one = q.transpose(0, 1)[None].to(_KINDS[kind]).contiguous()
     few = [x[None].to(_KINDS[kind]) for x in (k, v)]
-    all_heads = [x.repeat_interleave(group, 1) for x in few]
     attend = torch.nn.functional.scaled_dot_product_attention
-    ways = (
-        lambda: attend(one, *few, is_causal=causal, enable_gqa=True),
-        lambda: attend(one, *all_heads, is_causal=causal),
-    )
+    ways: list[Callable[[], torch.Tensor]] = [lambda: attend(one, *few, is_causal=causal, enable_gqa=True)]
+    if SHAPES[cell["shape"]].latent and not causal:
+        rows, (keys, values), scale = one[0, :, 0], (x[0, 0] for x in few), q.shape[2] ** -0.5
+        ways = [lambda: (torch.softmax(rows @ keys.T * scale, -1) @ values)[None, :, None]]
+    else:
+        all_heads = [x.repeat_interleave(group, 1) for x in few]
+        ways.append(lambda: attend(one, *all_heads, is_causal=causal))
     fastest = min(ways, key=lambda way: statistics.median(time_calls([way], 0.1, True)))
     fastest.read = lambda: fastest()[0].transpose(0, 1).flatten(1).float().numpy()  # type: ignore[attr-defined]
     return fastest
@@ -214,16 +243,17 @@ def cells(options: argparse.Namespace) -> list[Cell]:
 
 
 def macs(cell: Cell) -> float:
-    width, heads, _ = SHAPES[cell["shape"]]
+    shape = SHAPES[cell["shape"]]
     seen = cell["length"] if cell["kind"] == "decode" else cell["length"] * (cell["length"] + 1) / 2
-    return float(2 * width * heads * seen)
+    return float((shape.width + shape.value_width) * shape.heads * seen)
 
 
 def of_limit(row: dict[str, Any], limits: dict[str, Any] | None) -> float | None:
     if limits is None or not row["peer"].startswith("halfbyte"):
         return None
-    width, _, key_heads = SHAPES[row["shape"]]
-    size = 2 * key_heads * row["length"] * width * _CACHE_BYTES[row["peer"].rpartition("_")[2]]
+    shape = SHAPES[row["shape"]]
+    columns = shape.width + (0 if shape.latent else shape.value_width)
+    size = shape.key_heads * row["length"] * columns * _CACHE_BYTES[row["peer"].rpartition("_")[2]]
     reads = {int(mib): rate for mib, rate in limits["read_gbs"].items()}
     nearest = min(reads, key=lambda mib: abs(mib * 2**20 - size))
     least = max(macs(row) / limits["fma_gmacs"], size / reads[nearest]) / 1e3
@@ -233,7 +263,7 @@ def of_limit(row: dict[str, Any], limits: dict[str, Any] | None) -> float | None
 def table_row(row: dict[str, Any]) -> str:
     share = "" if row["of_limit"] is None else f"  {100 * row['of_limit']:.0f} % of the limit"
     return (
-        f"{row['shape']:6s}{row['kind']:8s}{row['length']:<6d}in {row['capacity']:<6d}{row['peer']:14s}"
+        f"{row['shape']:14s}{row['kind']:8s}{row['length']:<6d}in {row['capacity']:<6d}{row['peer']:14s}"
         f"{row['us']:11.1f} us  {row['gmacs']:6.1f} GMAC/s  error {row['relative_error']:.1e}{share}"
     )
 
