@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import test_attention_kernels as attention
+import test_head_linear_kernels as heads
 import test_fp8_moe_kernels as fp8_experts
 import test_fused_kernels as fused
 import test_moe_kernels as experts
@@ -78,9 +79,10 @@ def test_decoders_are_assembled(architecture: str, tmp_path: Path) -> None:
     """Attention, caches, and IREE's own code around them."""
     if assembler() is None:
         pytest.skip("no ptxas: pip install nvidia-cuda-nvcc")
-    names = ("smol", "odd", "sinks", "capped", "half", "uneven", "normed", "normed16")
+    names = ("smol", "odd", "sinks", "latents", "capped", "half", "uneven", "normed", "normed16", "latents16")
     entries = {f"{name}_some": attention.export(attention.CASES[name], None) for name in names}
-    entries |= {f"{name}_one": attention.export(attention.CASES[name], 1) for name in names[:3]}
+    entries |= {f"{name}_one": attention.export(attention.CASES[name], 1) for name in names[:4]}
+    entries |= {f"heads_{name}": heads.export(case, None) for name, case in heads.CASES.items()}
     dump = f"--iree-hal-dump-executable-files-to={tmp_path / 'ptx'}"
     options = halfbyte.CompileOptions(target="cuda", cuda_arch=architecture, iree_flags=(dump,), cache=False)
     compiled = halfbyte.compile(Program(entries), tmp_path / "out", options)
@@ -98,7 +100,8 @@ def test_decoders_are_assembled(architecture: str, tmp_path: Path) -> None:
             entry.count(rough) for rough in ("div.full", "div.approx", "rcp.approx", "sqrt.approx")
         )
     for part in ("segments", "join"):
-        assert sum(name.startswith(f"halfbyte_attention_{part}_") for name in found) == 3
+        assert sum(name.startswith(f"halfbyte_attention_{part}_") for name in found) == 4
+    assert sum(name.startswith("halfbyte_head_linear_") for name in found) == len(heads.CASES)
 
 
 def test_unknown_architectures_are_refused_with_the_known_ones() -> None:

@@ -16,7 +16,20 @@ from halfbyte.passes.ops.attention_caches import key_cache, value_cache
 from halfbyte.passes.program import Program
 from halfbyte.runtime.cpu_features import architecture
 
-NAMES = ("smol", "odd", "phi", "latent", "sinks", "tiny", "capped", "half", "brain", "small", "normed16")
+NAMES = (
+    "smol",
+    "odd",
+    "phi",
+    "latent",
+    "sinks",
+    "tiny",
+    "capped",
+    "half",
+    "brain",
+    "small",
+    "normed16",
+    "latents",
+)
 PLACES = -(-CONTEXT // 64) * 64
 
 
@@ -41,7 +54,7 @@ def caches(case: Case, filled: int) -> list[Array]:
     q, k, v, angles, _ = inputs(case, filled, 0)
     _, k = turned(case, q, k, angles)
     out = []
-    for x, layout in ((k, key_cache), (v, value_cache)):
+    for x, layout in [(k, value_cache)] if case.latents else [(k, key_cache), (v, value_cache)]:
         whole = np.full((x.shape[1], PLACES, x.shape[2]), np.nan, np.float32)
         whole[:, :filled] = x.astype(np.float32).swapaxes(0, 1)
         out.append(carried(layout(torch.from_numpy(whole)).numpy().astype(TYPES[case.cache])))

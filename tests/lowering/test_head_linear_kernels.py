@@ -69,6 +69,13 @@ def rows(case: Case, tokens: int) -> np.ndarray:
     return np.random.default_rng(4).standard_normal(shape).astype(TYPES[case.io])
 
 
+def export(case: Case, tokens: int | None) -> torch.export.ExportedProgram:
+    """Of so many tokens, or of any number."""
+    x = torch.zeros(tokens or 5, case.heads, case.inputs + case.kept, dtype=KINDS[case.io])
+    dynamic = {"x": {0: torch.export.Dim("T", min=2, max=100)}} if tokens is None else None
+    return torch.export.export(Heads(case), (x,), dynamic_shapes=dynamic, strict=False)
+
+
 @pytest.fixture(scope="module", params=DEVICES)
 def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     device = request.param if request.param in ("vulkan", "cuda") else "cpu"
@@ -82,14 +89,8 @@ def bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         options = halfbyte.CompileOptions(cpu=request.param)
     elif no_device(device):
         pytest.skip(no_device(device))
-    entries = {}
-    for name, case in CASES.items():
-        some = {"x": {0: torch.export.Dim("T", min=2, max=100)}}
-        for kind, tokens, dynamic in (("some", 5, some), ("one", 1, None)):
-            x = torch.zeros(tokens, case.heads, case.inputs + case.kept, dtype=KINDS[case.io])
-            entries[f"{name}_{kind}"] = torch.export.export(
-                Heads(case), (x,), dynamic_shapes=dynamic, strict=False
-            )
+    entries = {f"{name}_some": export(case, None) for name, case in CASES.items()}
+    entries |= {f"{name}_one": export(case, 1) for name, case in CASES.items()}
     out = tmp_path_factory.mktemp("heads") / request.param
     halfbyte.compile(Program(entries), out, options)
     return halfbyte.load(out, device=device)

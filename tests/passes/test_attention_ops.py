@@ -58,6 +58,40 @@ def test_attention_in_chunks(
         position += count
 
 
+@pytest.mark.parametrize(("heads", "key_heads", "width", "value_width"), [(6, 1, 40, 24), (4, 2, 80, 64)])
+def test_attention_over_latents(heads: int, key_heads: int, width: int, value_width: int) -> None:
+    """Values are the first columns of the keys; position 67 of the cache lies in place 3 of block 1."""
+    ops = torch.ops.halfbyte
+    cache = torch.full(value_cache_shape(key_heads, 70, width), float("nan"))
+    q, rows = normal(0, 69, heads, width), normal(1, 69, key_heads, width)
+    want = attention(q.numpy(), rows.numpy(), rows[..., :value_width].numpy(), 0, Rule(0.3))
+    position = 0
+    for count in (1, 0, 60, 8):
+        part, at = slice(position, position + count), torch.tensor([position])
+        cache = ops.latent_append(rows[part], cache, at)
+        got = ops.attention(q[part], cache, None, at, None, value_width, 0.3, 0, 0.0)
+        np.testing.assert_allclose(got.reshape(count, heads, value_width), want[part], atol=1e-6)
+        position += count
+    last = min(64, -(-width // 16) * 16)
+    assert torch.equal(cache[0, 1, 3 * last : 3 * last + min(width, 64)], rows[67, 0, :64])
+    filled = key_heads * 69 * -(-width // 16) * 16
+    assert int(cache.isfinite().sum()) == filled  # what fills up the columns is 0
+    dropped = ops.latent_append(rows[:3], cache, torch.tensor([127]))
+    assert torch.equal(dropped[:, 0], cache[:, 0]) and int(dropped.isfinite().sum()) == filled + filled // 69
+
+
+def test_products_of_heads() -> None:
+    ops = torch.ops.halfbyte
+    x, weight = normal(0, 5, 3, 11), normal(1, 3, 8, 32)
+    weight[..., 20:] = float("nan")
+    got = ops.head_linear(x, weight, 20)
+    for head in range(3):
+        product = x[:, head, :8].numpy().astype(np.float64) @ weight[head, :, :20].numpy().astype(np.float64)
+        np.testing.assert_allclose(got[:, head, :20], product, atol=1e-6)
+    assert torch.equal(got[..., 20:], x[..., 8:])
+    assert ops.head_linear(x[:0], weight, 20).shape == (0, 3, 23)
+
+
 def test_equals_the_attention_of_torch() -> None:
     ops, (keys, values) = torch.ops.halfbyte, caches(2, 40, 16, 16)
     q, k, v = normal(0, 40, 6, 16), normal(1, 40, 2, 16), normal(2, 40, 2, 16)
@@ -127,6 +161,16 @@ def test_what_does_not_fit_is_refused() -> None:
             ops.attention(torch.empty(1, 3, 4), keys, values, at, None, 4, 1.0, 0, 0.0)
         with pytest.raises(RuntimeError, match="for values 20 wide"):
             ops.attention(torch.empty(1, 2, 4), keys, values, at, None, 20, 1.0, 0, 0.0)
+        with pytest.raises(RuntimeError, match="queries are 20 wide, a block of the cache 1024"):
+            ops.attention(torch.empty(1, 2, 20), values, None, at, None, 4, 1.0, 0, 0.0)
+        with pytest.raises(RuntimeError, match="values are 5 wide, their keys 4"):
+            ops.attention(torch.empty(1, 2, 4), values, None, at, None, 5, 1.0, 0, 0.0)
+        with pytest.raises(RuntimeError, match="latents .* into a cache of"):
+            ops.latent_append(torch.empty(1, 1, 4), values, at)
+        with pytest.raises(RuntimeError, match="times weights"):
+            ops.head_linear(torch.empty(1, 2, 4), torch.empty(2, 5, 16), 16)
+        with pytest.raises(RuntimeError, match="weights of 16 columns for 17 outputs"):
+            ops.head_linear(torch.empty(1, 2, 4), torch.empty(2, 4, 16), 17)
         with pytest.raises(RuntimeError, match="into a cache of"):
             ops.kv_append(torch.empty(1, 1, 4), torch.empty(1, 1, 4), keys, values, at)
         with pytest.raises(RuntimeError, match="for 3 and 2 heads of 4"):
@@ -147,6 +191,11 @@ def test_the_operators_agree_with_their_shapes() -> None:
     normed = (*merged, normal(3, 8), normal(4, 8), 1e-5, False, False)
     check(ops.rotate_append_merged.default, normed, test_utils=CHECKS)
     check(ops.attention.default, (rows, keys, values, at, None, 8, 1.0, 0, 0.0), test_utils=CHECKS)
+    check(ops.attention.default, (rows, values, None, at, None, 8, 1.0, 0, 0.0), test_utils=CHECKS)
+    check(ops.latent_append.default, (rows, values, at), test_utils=CHECKS)
+    check(ops.head_linear.default, (rows, normal(5, 1, 6, 16), 12), test_utils=CHECKS)
+    latents = ops.blank_latents(rows, "f16")
+    assert latents.shape == (1, 2, 1024) and latents.dtype is torch.float16 and latents.isnan().all()
     blank = ops.blank_caches(rows, rows, "bf16")
     assert [cache.shape[1] for cache in blank] == [2, 2] and blank[0].shape == (1, 2, 8, 64)
     assert all(cache.dtype is torch.bfloat16 and cache.isnan().all() for cache in blank)
