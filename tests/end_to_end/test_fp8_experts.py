@@ -58,7 +58,9 @@ def test_every_layer_is_e4m3(tmp_path: Path, portable: str, family: str) -> None
         options = halfbyte.CompileOptions(max_context=32, activations=activations, cpu=portable, dtype=dtype)  # type: ignore[arg-type]
         halfbyte.compile(folder, out, options)
         mode = {"none": "WFP8A16", "auto": "WFP8AFP8"}[activations]
-        assert {name for name, found in modes(out).items() if found == mode} == set(made.codes)
+        # Over latents, kv_b_proj is in float.
+        quantized = {name for name in made.codes if not name.endswith("kv_b_proj")}
+        assert {name for name, found in modes(out).items() if found == mode} == quantized
         found = verify(out, folder, tokens=TOKENS, limits=Limits(kl=9.0))
         assert found.failures == ()
         blocks = [check for check in found.layers if check.name.endswith(".experts")]

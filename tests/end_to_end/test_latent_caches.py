@@ -1,4 +1,4 @@
-"""Caches of latents: their sizes, what the report says, and that nothing changes beside the keys and values of heads."""
+"""Caches of latents: their sizes, what the report says, and the logits beside those with keys and values of heads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXPANDING = [f"model.layers.{layer}.self_attn.kv_b_proj" for layer in range(2)]
 
 
 def test_int4_with_latents_and_without(tmp_path: Path) -> None:
-    """A text of several blocks, whole, in chunks and token by token; the same model with every head's keys and values."""
+    """A text of several blocks, whole and in chunks; the same model with every head's keys and values."""
     made = made_model("deepseek_v3", seed=5, max_position_embeddings=CONTEXT, **WIDTHS)
     quantize(made, lambda name: "_proj" in name)
     folder = write_experts(tmp_path / "model", made)

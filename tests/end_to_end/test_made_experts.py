@@ -63,7 +63,9 @@ def test_logits_are_those_of_transformers(tmp_path: Path, portable: str, family:
         len(linears) == 18 for linears in report["experts"].values()
     )
     modes = {row["name"]: row["mode"] for row in report["layers"]}
-    assert {name for name, mode in modes.items() if mode == "W4A16"} == set(made.codes)
+    # Over latents, kv_b_proj is in float.
+    quantized = {name for name in made.codes if not name.endswith("kv_b_proj")}
+    assert {name for name, mode in modes.items() if mode == "W4A16"} == quantized
     if family in VERIFIED or SLOW:
         found = verify(out, folder, tokens=TOKENS)
         assert found.failures == () and all(check.equal for check in found.layers)

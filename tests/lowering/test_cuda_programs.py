@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import test_attention_kernels as attention
-import test_head_linear_kernels as heads
 import test_fp8_moe_kernels as fp8_experts
 import test_fused_kernels as fused
+import test_head_linear_kernels as heads
 import test_moe_kernels as experts
 from gpu_checks import check_fused
 from kernel_cases import CASES, activations, expected

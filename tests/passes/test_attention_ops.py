@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_refused() -> None:
             ops.attention(torch.empty(1, 2, 20), values, None, at, None, 4, 1.0, 0, 0.0)
         with pytest.raises(RuntimeError, match="values are 5 wide, their keys 4"):
             ops.attention(torch.empty(1, 2, 4), values, None, at, None, 5, 1.0, 0, 0.0)
-        with pytest.raises(RuntimeError, match="latents .* into a cache of"):
+        with pytest.raises(RuntimeError, match=r"latents .* into a cache of"):
             ops.latent_append(torch.empty(1, 1, 4), values, at)
         with pytest.raises(RuntimeError, match="times weights"):
             ops.head_linear(torch.empty(1, 2, 4), torch.empty(2, 5, 16), 16)
