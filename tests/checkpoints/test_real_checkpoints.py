@@ -34,7 +34,7 @@ GPTQ = [
     "base-gptq",
 ]
 AWQ = ["qwen2-awq-asym-g32", "qwen3-autoround-awq-asym-g64"]
-OTHERS = ["llama-torchao-int4-asym-g32", "llama-hqq-int4-g32"]
+OTHERS = ["llama-torchao-int4-asym-g32", "llama-hqq-int4-g32", "llama-ct-nvfp4", "llama-ct-mxfp4"]
 GGUF = ["llama-gguf-q4_0", "llama-gguf-q4_1"]
 
 
