@@ -32,6 +32,7 @@ MODELS = {
     "qwen2-awq-asym-g32": True,
     "qwen3-autoround-awq-asym-g64": False,
     "llama-torchao-int4-asym-g32": True,
+    "llama-torchao-classes": False,
     "llama-hqq-int4-g32": True,
     "llama-gguf-q4_0": True,
     "llama-gguf-q4_1": False,
