@@ -11,13 +11,19 @@ from halfbyte.checkpoints.changed_checkpoint import ChangedCheckpoint
 from halfbyte.checkpoints.checkpoint import Checkpoint, FloatInfo, LayerInfo
 from halfbyte.passes.scheme import Activations
 
-EXPANDING = "kv_b_proj"
+EXPANDING, COMPRESSING = "kv_b_proj", "kv_a_proj_with_mqa"
 _REASON = "each head's half multiplies its queries and its results, in float, beside a cache of latents"
 
 
 def has_latents(checkpoint: Checkpoint) -> bool:
     """Whether the model has latent attention."""
     return checkpoint.config["model_type"] in LATENT
+
+
+def latent_columns(checkpoint: Checkpoint) -> int:
+    """Of a position in a cache of latents, the rotated key included: what a layer compresses its input to."""
+    compressing = (layer for layer in checkpoint.layers.values() if layer.name.endswith(f".{COMPRESSING}"))
+    return max(layer.shape[0] for layer in compressing)
 
 
 def with_latents(checkpoint: Checkpoint) -> Checkpoint:

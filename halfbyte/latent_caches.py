@@ -10,16 +10,20 @@ if TYPE_CHECKING:
     from halfbyte.checkpoints import Checkpoint
 
 CHOICES = ("auto", "on", "off")
+# Four queries of so many columns fit the shared memory that every Vulkan device has, and several a CPU's stack.
+MOST_COLUMNS = 896
 
 
 def keeps_latents(checkpoint: Checkpoint, choice: str) -> bool:
     """Whether caches of latents are asked for, or the model has latent attention and nothing else is.
 
+    Latents that are wider than the kernels take are left alone by ``auto``, with a warning.
+
     Raises:
-        UsageError: no such choice, or ``on`` for a model without latent attention.
+        UsageError: no such choice, or ``on`` for a model without latent attention, or whose latents are too wide.
     """
     from halfbyte.checkpoints.architecture import LATENT
-    from halfbyte.checkpoints.latent_layers import has_latents
+    from halfbyte.checkpoints.latent_layers import has_latents, latent_columns
 
     if choice not in CHOICES:
         raise UsageError(
@@ -34,4 +38,20 @@ def keeps_latents(checkpoint: Checkpoint, choice: str) -> bool:
             accepted=", ".join(LATENT),
             advice="leave --latent-cache at auto",
         )
-    return found and choice != "off"
+    if not found or choice == "off":
+        return False
+    columns = latent_columns(checkpoint)
+    if columns <= MOST_COLUMNS:
+        return True
+    if choice == "on":
+        raise UsageError(
+            "the latents of this model are too wide for a cache of them",
+            where="--latent-cache on",
+            found=f"{columns} columns, the rotated ones included",
+            accepted=f"at most {MOST_COLUMNS}",
+            advice="leave --latent-cache at auto, or off: keys and values of every head",
+        )
+    checkpoint.warnings.append(
+        f"caches hold keys and values of every head: latents of {columns} columns are wider than {MOST_COLUMNS}"
+    )
+    return False

@@ -102,6 +102,20 @@ def test_models_without_latents_are_told_so(tmp_path: Path, checkpoints: Path) -
         halfbyte.inspect(folder, latent_cache="maybe")
 
 
+@pytest.mark.parametrize(("rank", "fits"), [(888, True), (889, False)])
+def test_latents_that_are_too_wide(tmp_path: Path, rank: int, fits: bool) -> None:
+    """With 8 rotated columns; the kernels take 896."""
+    made = made_model("deepseek_v3", kv_lora_rank=rank)
+    quantize(made, lambda name: "down_proj" in name)
+    folder = write_experts(tmp_path / "model", made)
+    found = halfbyte.inspect(folder)
+    assert ("cache of latents" in {plan.name: plan for plan in found.layers}[EXPANDING[0]].plan) == fits
+    assert any("897 columns are wider than 896" in warning for warning in found.warnings) != fits
+    if not fits:
+        with pytest.raises(UsageError, match=r"too wide(.|\n)*found: 897 columns"):
+            halfbyte.inspect(folder, latent_cache="on")
+
+
 def test_inspect_says_what_becomes_of_the_layers(checkpoints: Path) -> None:
     folder = checkpoints / "deepseek-w4afp8"
     plans = {
