@@ -199,6 +199,7 @@ def test_usage_errors(checkpoints: Path, tmp_path: Path, main: Main, capsys: Cap
         ("-o", out, "--target", "tpu"): ("--target: unknown target", "accepted: cpu, cuda, vulkan"),
         ("-o", out, "--dtype", "f8"): ("--dtype: no such choice",),
         ("-o", out, "--kv-cache", "i8"): ("--kv-cache: no such choice",),
+        ("-o", out, "--latent-cache", "yes"): ("--latent-cache: no such choice", "auto, on, off"),
         ("-o", out, "--fuse", "norm,all"): ("--fuse: no such fusion", "accepted: all, none, or some of norm"),
         ("-o", out, "--max-context", 100000): (
             "--max-context: the context does not fit",
