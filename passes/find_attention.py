@@ -11,8 +11,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from halfbyte.passes.attention_masks import CausalMask, causal_mask
 from halfbyte.passes.graph_patterns import module_path, new_call
-from halfbyte.passes.program import Program, replace
+from halfbyte.passes.program import Program, drop_dead_state, replace
 
 _aten: Any = torch.ops.aten
 _ops: Any = torch.ops.halfbyte
@@ -23,7 +24,7 @@ DONE = "halfbyte::attention"
 
 @dataclass(frozen=True)
 class FindAttention:
-    """torch's ``scaled_dot_product_attention`` of one sequence with ``is_causal=True``, grouped heads or not.
+    """torch's ``scaled_dot_product_attention`` of one sequence, grouped heads or not, causal or with a mask that is.
 
     What does not match stays as it is, and the report says why.
     """
@@ -33,12 +34,16 @@ class FindAttention:
     def run(self, program: Program) -> int:
         found = 0
         for entry in program.entries.values():
+            masks: dict[Any, CausalMask | str] = {}  # layers share theirs
             for node in [node for node in entry.graph.nodes if node.target is _SDPA]:
-                reason = _obstacle(node)
+                mask = _mask(entry, node, masks)
+                reason = mask if isinstance(mask, str) else _obstacle(node)
                 program.report.attention[_where(node)] = f"stays as it is: {reason}" if reason else DONE
-                if not reason:
-                    _rewrite(entry, node)
+                if isinstance(mask, CausalMask) and not reason:
+                    _rewrite(entry, node, mask.window)
                     found += 1
+            if found:
+                drop_dead_state(entry)  # and masks
             entry.graph_module.recompile()
         return found
 
@@ -49,14 +54,25 @@ def _arguments(node: torch.fx.Node) -> dict[str, Any]:
     return defaults | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
+def _mask(
+    entry: ExportedProgram, node: torch.fx.Node, known: dict[Any, CausalMask | str]
+) -> CausalMask | str:
+    """What tokens see, or why that is nothing of ours."""
+    given = _arguments(node)
+    mask, tokens = given["attn_mask"], given["query"].meta["val"].shape[-2]
+    if mask is not None:
+        if (mask, str(tokens)) not in known:
+            known[mask, str(tokens)] = causal_mask(entry, mask, tokens)
+        return known[mask, str(tokens)]
+    if not given["is_causal"]:
+        return "tokens see what comes after them; causal attention is accepted"
+    return CausalMask(0)
+
+
 def _obstacle(node: torch.fx.Node) -> str:
     """Why an attention is none of ours, or nothing."""
     given = _arguments(node)
     q, k, v = (given[name].meta["val"] for name in ("query", "key", "value"))
-    if given["attn_mask"] is not None:
-        return "it has a mask of its own; is_causal=True is accepted"
-    if not given["is_causal"]:
-        return "tokens see what comes after them; is_causal=True is accepted"
     if given["dropout_p"]:
         return "it drops out at random"
     if q.dim() != 4 or not statically_known_true(q.shape[0] == 1):
@@ -72,7 +88,7 @@ def _obstacle(node: torch.fx.Node) -> str:
     return ""
 
 
-def _rewrite(entry: ExportedProgram, node: torch.fx.Node) -> None:
+def _rewrite(entry: ExportedProgram, node: torch.fx.Node, window: int) -> None:
     given, graph = _arguments(node), entry.graph
     width = given["query"].meta["val"].shape[3]
     value_width, heads = given["value"].meta["val"].shape[3], given["query"].meta["val"].shape[1]
@@ -91,7 +107,7 @@ def _rewrite(entry: ExportedProgram, node: torch.fx.Node) -> None:
         blank = pair(call(_ops.blank_caches.default, k, v, "f32"))
         keys, values = pair(call(_ops.kv_append.default, k, v, *blank, position))
         scale = width**-0.5 if given["scale"] is None else float(given["scale"])
-        out = call(_ops.attention.default, q, keys, values, position, None, value_width, scale, 0, 0.0)
+        out = call(_ops.attention.default, q, keys, values, position, None, value_width, scale, window, 0.0)
         apart = call(_aten.unflatten.int, out, 1, [heads, value_width])
         result = call(_aten.unsqueeze.default, call(_aten.transpose.int, apart, 0, 1), 0)
     replace(entry, node, result)
