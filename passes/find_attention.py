@@ -12,13 +12,17 @@ from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from halfbyte.passes.attention_masks import CausalMask, causal_mask
-from halfbyte.passes.graph_patterns import module_path, new_call
+from halfbyte.passes.graph_patterns import calls, module_path, new_call
 from halfbyte.passes.program import Program, drop_dead_state, replace
 
 _aten: Any = torch.ops.aten
 _ops: Any = torch.ops.halfbyte
 _SDPA = _aten.scaled_dot_product_attention.default
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_SHAPED = (
+    *(_aten.reshape.default, _aten.view.default, _aten._unsafe_view.default, _aten.flatten.using_ints),
+    *(_aten.clone.default, _aten.contiguous.default),
+)
 DONE = "halfbyte::attention"
 
 
@@ -102,7 +106,8 @@ def _rewrite(entry: ExportedProgram, node: torch.fx.Node, window: int) -> None:
         return call(operator.getitem, made, 0), call(operator.getitem, made, 1)
 
     with graph.inserting_before(node):
-        q, k, v = (by_token(given[name]) for name in ("query", "key", "value"))
+        sides = (given["query"], *_once(given["key"], given["value"]))
+        q, k, v = map(by_token, sides)
         position = call(_aten.full.default, [1], 0, dtype=torch.int64)
         blank = pair(call(_ops.blank_caches.default, k, v, "f32"))
         keys, values = pair(call(_ops.kv_append.default, k, v, *blank, position))
@@ -111,6 +116,33 @@ def _rewrite(entry: ExportedProgram, node: torch.fx.Node, window: int) -> None:
         apart = call(_aten.unflatten.int, out, 1, [heads, value_width])
         result = call(_aten.unsqueeze.default, call(_aten.transpose.int, apart, 0, 1), 0)
     replace(entry, node, result)
+
+
+def _once(key: torch.fx.Node, value: torch.fx.Node) -> tuple[torch.fx.Node, torch.fx.Node]:
+    """Keys and values before a graph repeats their heads for those of the queries, if it repeats both alike."""
+    found = [_repeated(key), _repeated(value)]
+    heads = {node.meta["val"].shape[1] for node in found if node is not None}
+    return (key, value) if None in found or len(heads) != 1 else (found[0], found[1])  # type: ignore[return-value]
+
+
+def _repeated(node: torch.fx.Node) -> torch.fx.Node | None:
+    """x [1, H, T, D] behind the operations that make [1, H * n, T, D] of it, each head n times in a row."""
+    result, inner = node.meta["val"], node
+    while calls(inner, *_SHAPED):  # they change no order
+        inner = inner.args[0]  # type: ignore[assignment]
+    source: Any = inner.args[0] if calls(inner, _aten.expand.default) else None
+    if not calls(source, _aten.unsqueeze.default) or source.args[1] not in (2, -3):
+        return None
+    x: torch.fx.Node = source.args[0]
+    before, spread, shape = x.meta["val"].shape, inner.meta["val"].shape, result.shape
+    times, rest = divmod(shape[1], before[1])
+    wanted = (*before[:2], times, *before[2:])
+    alike = len(spread) == 5 and all(map(_equal, spread, wanted)) and rest == 0
+    return x if alike and all(map(_equal, shape[2:], before[2:])) else None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return statically_known_true(one == other)
 
 
 def _where(node: torch.fx.Node) -> str:
