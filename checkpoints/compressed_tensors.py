@@ -1,6 +1,7 @@
 """compressed-tensors checkpoints: the files of llmcompressor, and AutoRound's in that form.
 
-Formats pack-quantized, int-quantized, naive-quantized and float-quantized, also mixed in one file.
+Formats pack-quantized, int-quantized, naive-quantized, float-quantized, nvfp4- and mxfp4-pack-quantized, also mixed in
+one file.
 """
 
 from __future__ import annotations

@@ -21,6 +21,8 @@ FORMATS = (
     "int-quantized",
     "naive-quantized",
     "float-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
     "mixed-precision",
 )
 _FUSED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj"} | {

@@ -17,6 +17,7 @@ from halfbyte.checkpoints.compressed_tensors_layer import (
 )
 from halfbyte.checkpoints.contradictions import Contradictions
 from halfbyte.checkpoints.float_parameters import missing_tensor
+from halfbyte.checkpoints.fp4_layer import Fp4Names, inspect_fp4
 from halfbyte.checkpoints.fp8_layer import E4M3, inspect_fp8
 from halfbyte.checkpoints.input_groups import is_sequential, read_g_idx, settle_group_size
 from halfbyte.checkpoints.integer_layer import READABLE_BITS
@@ -31,7 +32,13 @@ from halfbyte.passes.words import fields, words_for
 
 _STRATEGIES = ("tensor", "channel", "group", "block")
 # The formats whose name says where codes are.
-_STORED = {"pack-quantized": "packed", "int-quantized": "int8", "float-quantized": "fp8"}
+_STORED = {
+    **dict.fromkeys(("pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"), "packed"),
+    "int-quantized": "int8",
+    "float-quantized": "fp8",
+}
+_NVFP4 = Fp4Names("weight_packed", "weight_scale", "weight_global_scale", divides=True, rest=PARTS)
+_MXFP4 = Fp4Names("weight_packed", "weight_scale", rest=PARTS)
 
 
 def is_quantized(name: str, tensors: SafetensorsFolder) -> bool:
@@ -72,6 +79,8 @@ def inspect_layer(
         contradictions.add(name, f"the format says {group.format}, the weights are stored {stored}")
     if group.outputs:
         contradictions.add(name, "the checkpoint asks for quantized outputs, here they are not")
+    if packed and args.is_float and args.bits == 4 and _is_fp4(name, tensors):
+        return _fp4(name, shape, tensors, group, contradictions)
     if args.strategy not in _STRATEGIES:
         found = f"weights {args}"
         return _unreadable(name, shape, stored, found, "one scale per " + ", ".join(_STRATEGIES))
@@ -97,6 +106,25 @@ def _group(name: str, config: CompressedTensorsConfig, contradictions: Contradic
             accepted="a group in config_groups whose targets name the layer",
         )
     return dataclasses.replace(config.default, inputs=None, format=None)
+
+
+def _is_fp4(name: str, tensors: SafetensorsFolder) -> bool:
+    return tensors[f"{name}.weight_packed"].dtype == torch.uint8
+
+
+def _fp4(
+    name: str,
+    shape: tuple[int, int],
+    tensors: SafetensorsFolder,
+    group: Group,
+    contradictions: Contradictions,
+) -> StoredLayer:
+    """The tensors say which kind: only NVFP4 has a scale of the whole tensor."""
+    whole = f"{name}.weight_global_scale" in tensors
+    kind, names = ("nvfp4", _NVFP4) if whole else ("mxfp4", _MXFP4)
+    layer = inspect_fp4(name, shape, kind, names, tensors)
+    activations, refused = settle_activations(name, group.inputs, None, contradictions)
+    return dataclasses.replace(layer, activations=activations, refused_activations=refused)
 
 
 def _fp8(

@@ -27,6 +27,8 @@ PARTS = (
     "weight_zero_point",
     "weight_shape",
     "weight_g_idx",
+    "weight_global_scale",
+    "input_global_scale",
     "input_scale",
     "input_zero_point",
     "output_scale",

@@ -31,11 +31,13 @@ class Fp8Layer(StoredLayer):
         blocks: what shares a scale.
         scale: what the tensor of scales is called.
         scale_dtype: ``f16``, ``bf16`` or ``f32``.
+        codes: what the weight itself is called.
     """
 
     blocks: ScaleBlocks
     scale: str
     scale_dtype: str
+    codes: str = "weight"
 
     @property
     def storage(self) -> str:
@@ -43,7 +45,7 @@ class Fp8Layer(StoredLayer):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return ("weight", self.scale, "input_scale")
+        return (self.codes, self.scale, "input_scale")
 
     @property
     def readable(self) -> bool:
@@ -60,7 +62,7 @@ class Fp8Layer(StoredLayer):
         return None
 
     def weight(self, tensors: SafetensorsFolder) -> Fp8Tensor:
-        key = f"{self.name}.weight"
+        key = f"{self.name}.{self.codes}"
         bits = tensors.read(key).view(torch.uint8)
         bad = int(((bits & 127) == 127).sum())
         if bad:
@@ -84,20 +86,24 @@ def inspect_fp8(
     said: ScaleBlocks,
     tensors: SafetensorsFolder,
     contradictions: Contradictions,
+    codes: str = "weight",
+    scales: tuple[str, ...] = _SCALES,
 ) -> Fp8Layer:
     """Checks the tensors of a layer with an e4m3 weight.
 
     Args:
         shape: (N, K) of the layer in the model.
         said: the blocks of the configuration.
+        codes: what the weight is called.
+        scales: what the tensor of scales may be called.
 
     Raises:
         CheckpointError: naming layer and tensor: the scale is missing, or one has a wrong shape or dtype.
     """
-    check(name, "weight", tensors, shape, (E4M3,))
-    there = [part for part in _SCALES if f"{name}.{part}" in tensors]
+    check(name, codes, tensors, shape, (E4M3,))
+    there = [part for part in scales if f"{name}.{part}" in tensors]
     if not there:
-        raise missing_tensor([f"{name}.{part}" for part in _SCALES], tensors, name)
+        raise missing_tensor([f"{name}.{part}" for part in scales], tensors, name)
     if len(there) > 1:
         raise CheckpointError(
             "the layer has two tensors of scales, and nothing says which counts",
@@ -108,4 +114,4 @@ def inspect_fp8(
     [scale] = there
     blocks = settle_blocks(name, scale, shape, said, tensors, contradictions)
     dtype = SCALE_DTYPES[tensors[f"{name}.{scale}"].dtype]
-    return Fp8Layer(name=name, shape=shape, blocks=blocks, scale=scale, scale_dtype=dtype)
+    return Fp8Layer(name=name, shape=shape, blocks=blocks, scale=scale, scale_dtype=dtype, codes=codes)

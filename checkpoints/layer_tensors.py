@@ -42,13 +42,15 @@ def check(
 
 
 def read_scales(key: str, tensors: SafetensorsFolder) -> torch.Tensor:
-    """The tensor of scales `key`, f16, bf16 or f32.
+    """The tensor of scales `key`, f16, bf16 or f32; those of 8 bits as f32, bytes as powers of two.
 
     Raises:
         CheckpointError: some are NaN or infinite.
     """
     scales = tensors.read(key)
-    if scales.dtype == torch.float8_e8m0fnu:
+    if scales.dtype == torch.uint8:
+        scales = scales.view(torch.float8_e8m0fnu)
+    if scales.dtype.itemsize == 1:
         scales = scales.float()
     bad = int((~torch.isfinite(scales)).sum())
     if bad:

@@ -1,8 +1,8 @@
-"""What TensorRT-LLM's script makes of DeepSeek checkpoints: int4 experts beside e4m3 blocks, by another configuration.
+"""Checkpoints with ModelOpt's configuration: NVFP4, and what TensorRT-LLM's script makes of DeepSeek's (W4AFP8).
 
-It takes quantization_config out of config.json and writes hf_quant_config.json with ``{"quantization": {"quant_algo":
-"MIXED_PRECISION"}}``, which leaves open what is quantized and how. The tensors are those of ``w4afp8`` and are read
-as such; other algorithms of ModelOpt store other tensors.
+The script takes quantization_config out of config.json and writes hf_quant_config.json with ``{"quantization":
+{"quant_algo": "MIXED_PRECISION"}}``, which leaves open what is quantized and how. The tensors are those of ``w4afp8``
+and are read as such; other algorithms of ModelOpt store other tensors.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from halfbyte.checkpoints.model_folder import ModelFolder
+from halfbyte.checkpoints.modelopt_nvfp4 import open_nvfp4
 from halfbyte.checkpoints.quantized_folder import QuantizedFolder
 from halfbyte.checkpoints.w4afp8 import open_w4afp8
 from halfbyte.errors import CheckpointError
 
-_MIXED = "MIXED_PRECISION"
+_NVFP4, _MIXED = "NVFP4", "MIXED_PRECISION"
 # What the script's own code does: blocks of DeepSeek's, groups of 128 inputs.
 _DEFAULTS = {"weight_block_size": [128, 128], "group_size": 128}
 
@@ -33,13 +34,15 @@ def open_modelopt(folder: ModelFolder) -> QuantizedFolder:
     inner = values.get("quantization")
     said: dict[str, Any] = inner if isinstance(inner, dict) else values
     algorithm = said.get("quant_algo")
+    if algorithm == _NVFP4:
+        return open_nvfp4(folder, said, where)
     int4 = _int4_layers(folder)
     if algorithm != _MIXED or not int4:
         raise CheckpointError(
             "this kind of ModelOpt checkpoint is not supported",
             where=where,
             found=f"quant_algo {algorithm!r}, {int4} layers with int4 codes and weight_scale_inv"[:200],
-            accepted=f"{_MIXED} with int4 layers beside e4m3 ones (W4AFP8)",
+            accepted=f"{_NVFP4}, or {_MIXED} with int4 layers beside e4m3 ones (W4AFP8)",
             advice="export the model in the format of compressed-tensors",
         )
     folder.warnings.append(

@@ -20,6 +20,7 @@ from halfbyte.checkpoints.hqq import CODES as HQQ_CODES
 from halfbyte.checkpoints.hqq import open_hqq
 from halfbyte.checkpoints.model_folder import ModelFolder, open_folder
 from halfbyte.checkpoints.modelopt import open_modelopt
+from halfbyte.checkpoints.mxfp4 import open_mxfp4
 from halfbyte.checkpoints.safetensors_folder import holds_weights
 from halfbyte.checkpoints.torchao import open_torchao
 from halfbyte.checkpoints.w4afp8 import open_w4afp8
@@ -34,14 +35,12 @@ READERS: dict[str, Callable[[ModelFolder], Checkpoint]] = {
     "compressed-tensors": open_compressed_tensors,
     "fp8": open_fp8,
     "modelopt": open_modelopt,
+    "mxfp4": open_mxfp4,
     "torchao": open_torchao,
     "w4afp8": open_w4afp8,
 }
 # Methods that exist but that no reader here understands yet.
-_NOT_YET = (
-    "bitsandbytes",
-    "mxfp4",
-)
+_NOT_YET = ("bitsandbytes",)
 
 
 def open_checkpoint(path: str | os.PathLike[str], *, glance: bool = False) -> Checkpoint:

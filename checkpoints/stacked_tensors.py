@@ -3,7 +3,8 @@
 transformers keeps them so in memory, and files written without its conversion have ``experts.gate_up_proj`` and
 ``experts.down_proj``, as gpt-oss and Llama 4 always do; Granite's call them ``input_linear`` and ``output_linear``.
 Packed and scaled parts are stacked slice by slice: ``experts.gate_up_proj.weight_packed`` [E, 2I, ceil(H / 8)]; so are
-transformers' own e4m3 experts, ``experts.gate_up_proj_scale_inv`` [E, 2I / 128, H / 128].
+transformers' own e4m3 experts, ``experts.gate_up_proj_scale_inv`` [E, 2I / 128, H / 128], and gpt-oss's of mxfp4,
+``experts.gate_up_proj_blocks`` [E, 2I, H / 32, 16].
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.errors import CheckpointError
 
 _ZERO_POINTS = "weight_zero_point"  # compressed-tensors packs them along the outputs, eight to a word
-_PARTS = ("weight", "bias", "weight_packed", "weight_scale", "weight_scale_inv", _ZERO_POINTS)
+_BLOCKS = "blocks"  # mxfp4's codes, a dimension for the groups of inputs
+_PARTS = (
+    *("weight", "bias", "weight_packed", "weight_scale", "weight_scale_inv", _ZERO_POINTS),
+    *(_BLOCKS, "scales"),
+)
 _SCALES = ("weight_scale", "weight_scale_inv")
 _SHAPE = "weight_shape"
 _OUTPUTS_PER_WORD = 8
@@ -87,7 +92,7 @@ def _split(
     transposed = part == "weight" and shape.transposed and stored.dtype.is_floating_point
     words = part == _ZERO_POINTS and stored.dtype == torch.int32
     per_row = _OUTPUTS_PER_WORD if words else 1
-    rows, dimensions = -(-outputs // per_row), 2 if part == "bias" else 3
+    rows, dimensions = -(-outputs // per_row), {"bias": 2, _BLOCKS: 4}.get(part, 3)
     found = stored.shape[1 + transposed : 2 + transposed]
     if (
         part in _SCALES

@@ -18,7 +18,7 @@ def rewrite(
     example: tuple[Any, ...] | None = None,
     *,
     dynamic_shapes: Any = None,
-    activations: str = "none",
+    activations: str | None = None,
     min_tokens: int = 0,
     entry: str = "forward",
     hooks: Sequence[Hook] = (),
@@ -26,7 +26,9 @@ def rewrite(
     """Finds quantized linears in a graph and rewrites them.
 
     Linears whose weight the graph computes from state as (codes - zero) * scale, however the codes are packed
-    and the inputs ordered, become one ``halfbyte::linear`` each; those that read the same input become one.
+    and the inputs ordered, become one ``halfbyte::linear`` each (with e4m3 codes ``halfbyte::fp8_block_linear``);
+    those that read the same input become one. So do those that torchao (``quantize_``) or PyTorch 2 export
+    quantization (``convert_pt2e``, exported again) made, weights in torchao's tensor subclasses too.
     Causal attention of one sequence (torch's ``scaled_dot_product_attention``) becomes ``halfbyte::attention``,
     an RMSNorm ``halfbyte::rms_norm``.
     The result runs eagerly (``program.entries["forward"].module()``) with the operators' reference semantics,
@@ -37,7 +39,11 @@ def rewrite(
             ExportedProgram is changed in place.
         example: positional inputs for the export of a module.
         dynamic_shapes: as for torch.export.export.
-        activations: ``none`` (W4A16), ``int8`` (W4A8) or ``fp8`` (W4AFP8), for every linear found.
+        activations: ``none`` (W4A16), ``int8`` (W4A8) or ``fp8`` (W4AFP8), for every linear found, whatever the
+            graph does to its input. None: where the graph rounds the input per token to int8, so does the kernel
+            (symmetrically; a warning says where the graph has zero points); any other rounding, with a fixed scale
+            or one per tensor, stays in the graph, and the kernel takes its result as it is; and where the graph
+            rounds nothing, ``none``.
         min_tokens: see ``halfbyte::linear``.
         entry: name of the entry point.
         hooks: called after every pass with the pass and the program.
@@ -57,8 +63,9 @@ def rewrite(
     from halfbyte.passes.pipeline import Pass, run_passes
     from halfbyte.passes.program import Program
     from halfbyte.passes.scheme import Activations
+    from halfbyte.passes.unwrap_subclasses import UnwrapSubclasses
 
-    if activations not in {kind.value for kind in Activations}:
+    if activations is not None and activations not in {kind.value for kind in Activations}:
         raise UsageError("unknown kind of activations", found=repr(activations), accepted="none, int8 or fp8")
     if isinstance(model, torch.nn.Module):
         if example is None:
@@ -66,9 +73,11 @@ def rewrite(
                 "a module needs example inputs", advice="pass example=(tensor, ...) or an ExportedProgram"
             )
         model = export_module(model, example, dynamic_shapes)
+    asked = None if activations is None else Activations(activations)
     program = Program({entry: model})
     passes: list[Pass] = [
-        FindDequantizedLinears(Activations(activations), min_tokens=min_tokens),
+        UnwrapSubclasses(),
+        FindDequantizedLinears(asked, min_tokens=min_tokens),
         MergeLinears(),
         FindAttention(),
         FindNorms(),

@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from halfbyte.errors import CompilerError, UnsupportedLayerError
 from halfbyte.lowering.decomposition import decomposed
+from halfbyte.lowering.quantize_operators import quantize_operators
 from halfbyte.passes.ops.topk import MOST_TAKEN, MOST_VALUES, TOPK_DTYPES
 
 _aten = torch.ops.aten
@@ -128,7 +129,7 @@ def import_entries(entries: Mapping[str, ExportedProgram]) -> Imported:
     values: dict[str, list[TensorType | None]] = {}
     results: dict[str, list[TensorType | None]] = {}
     names: dict[str, list[str]] = {}
-    table = decompositions()
+    table = {**decompositions(), **quantize_operators()}
     for name, entry in entries.items():
         lowered = decomposed(entry, table, WHOLE)
         _drop_none_results(lowered)

@@ -44,6 +44,17 @@ def find_groups(columns: torch.Tensor) -> Grouping:
         ranks = [order[int(value)] + (inputs if int(counts[value]) % usual else 0) for value in label]
         permutation = torch.argsort(torch.tensor(ranks), stable=True)
         label = label[permutation]
-    borders = (torch.nonzero(label[1:] != label[:-1]).flatten() + 1).tolist()
-    group_size = math.gcd(*borders) if borders else inputs
+    group_size = _size(label)
     return Grouping(group_size, torch.arange(0, inputs, group_size), permutation)
+
+
+def find_blocks(values: torch.Tensor) -> tuple[int, int]:
+    """Rows and columns of the largest blocks that values [N, K] are constant in; the last ones may be smaller."""
+    rows, columns = (torch.unique(values, dim=axis, return_inverse=True)[1] for axis in (0, 1))
+    return _size(rows), _size(columns)
+
+
+def _size(labels: torch.Tensor) -> int:
+    """The largest size of groups of neighbours that have one label each."""
+    borders = (torch.nonzero(labels[1:] != labels[:-1]).flatten() + 1).tolist()
+    return math.gcd(*borders) if borders else len(labels)

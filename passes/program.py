@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
+from halfbyte.passes.graph_patterns import fake_mode
 from halfbyte.passes.report import Report
 from halfbyte.passes.weight import Fp8Tensor, QuantTensor
 
@@ -137,8 +138,8 @@ def add_state(program: ExportedProgram, name: str, value: torch.Tensor) -> torch
     first = next(iter(graph.nodes))
     with graph.inserting_before(first):
         node = graph.placeholder(label)
-    mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), torch.Tensor))
-    node.meta["val"], node.meta["halfbyte"] = mode.from_tensor(value, static_shapes=True), True
+    node.meta["val"] = fake_mode(graph).from_tensor(value, static_shapes=True)
+    node.meta["halfbyte"] = True
     spec = InputSpec(InputKind.BUFFER, TensorArgument(node.name), name, persistent=True)
     program.graph_signature.input_specs.insert(0, spec)
     program.state_dict[name] = value

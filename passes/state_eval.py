@@ -21,7 +21,9 @@ class StateEval:
         self._memo: dict[torch.fx.Node, Any] = {}
         for node in program.graph.nodes:
             if node.op == "placeholder":
-                self._memo[node] = state_value(program, names[node.name]) if node.name in names else None
+                known = node.name in names
+                # A parameter is one to be trained until it is detached.
+                self._memo[node] = state_value(program, names[node.name]).detach() if known else None
 
     def known(self, node: object) -> bool:
         """Whether a node (or a plain value) has a value."""

@@ -102,8 +102,14 @@ class QuantTensor:
         """The form ``halfbyte::linear`` takes: uint8 [N, ceil(K / 2)], low nibble = even k; [N, K] for 8 bits."""
         return pack_nibbles(self.codes) if self.bits == 4 else self.codes
 
-    def same_values(self, other: QuantTensor) -> bool:
+    def tensors(self) -> dict[str, torch.Tensor | None]:
+        """What ``halfbyte::linear`` takes of it, in that order, by the names that a program's state has for it."""
+        return {"codes": self.packed(), "scale": self.scale, "zero": self.zero, "minimum": self.minimum}
+
+    def same_values(self, other: Weight) -> bool:
         """Whether the other weight differs in nothing but its name."""
+        if not isinstance(other, QuantTensor):
+            return False
         parts = ("codes", "scale", "zero", "minimum", "permutation")
         equal = all(same(getattr(self, part), getattr(other, part)) for part in parts)
         return equal and (self.group_size, self.bits) == (other.group_size, other.bits)
@@ -177,6 +183,17 @@ class Fp8Tensor:
         """The outputs from ``start`` to before ``end``, each with scales of its own."""
         scale = scales_by_row(self.scale, self.shape[0], self.block_outputs)[start:end]
         return replace(self, bits=self.bits[start:end], scale=scale, block_outputs=1)
+
+    def tensors(self) -> dict[str, torch.Tensor | None]:
+        """What ``halfbyte::fp8_block_linear`` takes of it, in that order."""
+        return {"codes": self.bits, "scale": self.scale}
+
+    def same_values(self, other: Weight) -> bool:
+        """Whether the other weight differs in nothing but its name."""
+        if not isinstance(other, Fp8Tensor):
+            return False
+        blocks = (self.block_outputs, self.block_inputs) == (other.block_outputs, other.block_inputs)
+        return blocks and same(self.bits, other.bits) and same(self.scale, other.scale)
 
     def dequantize(self) -> torch.Tensor:
         """float32 [N, K], one rounding per weight."""

@@ -131,7 +131,7 @@ def test_impossible_arguments(change: dict[str, Any], text: str) -> None:
         ({"config_groups": {"a": {"targets": "Linear", "weights": WEIGHTS}}}, "targets"),
         ({"config_groups": {"a": {"targets": [3], "weights": WEIGHTS}}}, "targets"),
         ({"config_groups": {"a": {"targets": ["Linear"], "weights": 4}}}, "weights"),
-        ({"format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
+        ({"format": "marlin-24"}, "marlin-24"),
         ({"format": 3}, "format"),
         ({"ignore": "lm_head"}, "ignore"),
         ({"ignore": [3]}, "ignore"),

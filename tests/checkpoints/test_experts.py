@@ -132,19 +132,6 @@ def test_many_experts_that_differ_are_refused(data: Path, monkeypatch: pytest.Mo
     assert f"{names[0]}: float" in str(error.value) and "in at most 1 experts" in str(error.value)
 
 
-def test_mxfp4_is_refused(tmp_path: Path) -> None:
-    """gpt-oss as it was published: blocks and scales of experts, and a method of its own."""
-    made = made_model("gpt_oss")
-    quantize(made, lambda _: False)
-    tensors = {name: value for name, value in made.tensors.items() if ".experts." not in name}
-    for stem, size in (("gate_up_proj", 192), ("down_proj", 64)):
-        for part, shape in (("blocks", (6, size, 2, 16)), ("scales", (6, size, 2))):
-            tensors[f"model.layers.0.mlp.experts.{stem}_{part}"] = torch.zeros(shape, dtype=torch.uint8)
-    made.tensors = tensors
-    with pytest.raises(CheckpointError, match="'mxfp4' is a known method, but not supported"):
-        open_checkpoint(write_experts(tmp_path, made, quant_method="mxfp4"))
-
-
 def test_names_of_mixtral() -> None:
     both = names_in_file(["model.layers.0.block_sparse_moe.experts.0.w1.weight"])
     assert both("model.layers.1.mlp.experts.3.up_proj") == "model.layers.1.block_sparse_moe.experts.3.w3"

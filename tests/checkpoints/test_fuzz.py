@@ -155,7 +155,10 @@ def test_values_of_fp8(data: Path, tmp_path: Path, method: str, key: str, value:
 
 
 AWQ, AUTO_ROUND = "qwen2-awq-asym-g32", "llama-autoround-zeros-as-stored"
-TORCHAO, HQQ = "llama-torchao-int4-asym-g32", "llama-hqq-int4-g32"
+HEADERS = (
+    *(AWQ, AUTO_ROUND, "llama-torchao-int4-asym-g32", "llama-torchao-classes", "llama-hqq-int4-g32"),
+    *("llama-ct-nvfp4", "llama-ct-mxfp4"),
+)
 WORDS_KEYS = (
     *(
         "bits",
@@ -179,7 +182,7 @@ WORDS_VALUES = (
 
 
 @BOUNDED
-@given(edits=EDITS, cut=st.floats(0, 1), name=st.sampled_from([AWQ, AUTO_ROUND, TORCHAO, HQQ]))
+@given(edits=EDITS, cut=st.floats(0, 1), name=st.sampled_from(HEADERS))
 def test_headers_of_packed_words(
     data: Path, tmp_path: Path, edits: list[tuple[float, bytes, bool]], cut: float, name: str
 ) -> None:

@@ -34,7 +34,8 @@ GPTQ = [
     "base-gptq",
 ]
 AWQ = ["qwen2-awq-asym-g32", "qwen3-autoround-awq-asym-g64"]
-OTHERS = ["llama-torchao-int4-asym-g32", "llama-hqq-int4-g32"]
+OTHERS = ["llama-torchao-int4-asym-g32", "llama-hqq-int4-g32", "llama-ct-nvfp4", "llama-ct-mxfp4"]
+MIXED = ["llama-torchao-classes"]  # integers beside e4m3
 GGUF = ["llama-gguf-q4_0", "llama-gguf-q4_1"]
 
 
@@ -70,7 +71,7 @@ def test_layers_have_the_schemes_they_were_written_with(data: Path, name: str) -
     assert checkpoint.warnings == []
 
 
-@pytest.mark.parametrize("name", GPTQ + AWQ + OTHERS + GGUF)
+@pytest.mark.parametrize("name", GPTQ + AWQ + OTHERS + MIXED + GGUF)
 def test_dequantized_weights_are_exact(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
     expected = read_safetensors(data / name / "expected.safetensors")
@@ -143,7 +144,7 @@ def test_every_gguf_layer_equals_the_independent_unpacker(data: Path, name: str)
     assert compared >= 14
 
 
-@pytest.mark.parametrize("name", GPTQ + AWQ + OTHERS + GGUF)
+@pytest.mark.parametrize("name", GPTQ + AWQ + OTHERS + MIXED + GGUF)
 def test_logits_of_the_float_model(data: Path, name: str) -> None:
     checkpoint = open_checkpoint(data / name)
     expected = read_safetensors(data / name / "expected.safetensors")
@@ -197,7 +198,7 @@ def test_a_real_gguf_file_equals_transformers_reading_of_it(monkeypatch: pytest.
         assert torch.equal(value, wanted[name]), name
 
 
-@pytest.mark.parametrize("name", GPTQ + AWQ + OTHERS + GGUF)
+@pytest.mark.parametrize("name", GPTQ + AWQ + OTHERS + MIXED + GGUF)
 def test_a_glance_tells_the_same(data: Path, name: str) -> None:
     whole, glance = open_checkpoint(data / name), open_checkpoint(data / name, glance=True)
     assert (whole.layers, whole.warnings, whole.floats) == (glance.layers, glance.warnings, glance.floats)

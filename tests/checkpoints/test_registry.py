@@ -51,7 +51,7 @@ def test_safetensors_go_before_a_gguf_beside_them(data: Path, tmp_path: Path) ->
     assert any("model.gguf" in text for text in checkpoint.warnings)
 
 
-@pytest.mark.parametrize("method", ["bitsandbytes", "mxfp4"])
+@pytest.mark.parametrize("method", ["bitsandbytes"])
 def test_methods_of_other_versions(tmp_path: Path, method: str) -> None:
     folder = write_folder(tmp_path, llama_config(), float_tensors(llama_config()), {"quant_method": method})
     with pytest.raises(CheckpointError, match="not supported yet") as error:

@@ -73,9 +73,9 @@ def test_the_configuration_of_tensorrt_llm(tmp_path: Path) -> None:
     assert isinstance(found, QuantTensor)
     np.testing.assert_array_equal(found.codes.numpy() - 8.0, codes)
     assert isinstance(checkpoint.quantized(Q_PROJ), Fp8Tensor)
-    said["quantization"]["quant_algo"] = "NVFP4"
+    said["quantization"]["quant_algo"] = "FP8"
     (folder / "hf_quant_config.json").write_text(json.dumps(said))
-    with pytest.raises(CheckpointError, match=r"NVFP4(.|\n)*accepted: MIXED_PRECISION"):
+    with pytest.raises(CheckpointError, match=r"FP8(.|\n)*accepted: NVFP4, or MIXED_PRECISION"):
         open_checkpoint(folder)
 
 

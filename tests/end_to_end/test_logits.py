@@ -32,6 +32,7 @@ MODELS = {
     "qwen2-awq-asym-g32": True,
     "qwen3-autoround-awq-asym-g64": False,
     "llama-torchao-int4-asym-g32": True,
+    "llama-torchao-classes": False,
     "llama-hqq-int4-g32": True,
     "llama-gguf-q4_0": True,
     "llama-gguf-q4_1": False,
@@ -46,6 +47,8 @@ MODELS = {
     "qwen3moe-ct-w4a8": False,
     "qwen3moe-autoround-g32": True,
     "deepseek-w4afp8": False,
+    "llama-ct-nvfp4": False,
+    "llama-ct-mxfp4": True,
 }
 # Those of which a compiler sees nothing that it does not see of another: the family, with the bits, the zero points and
 # the dtype of scales. Readers differ, but tests/checkpoints compares each one's weights to the bit, and its logits.
@@ -56,6 +59,7 @@ ALIKE = (
     "llama-ct-w4a16-g128",
     "llama-hqq-int4-g32",
     "qwen2-awq-asym-g32",
+    "llama-ct-mxfp4",
 )
 # Checkpoints that ask for quantized activations, and for which.
 ASKING = {

@@ -51,6 +51,44 @@ def test_finds_and_computes(tmp_path: Any) -> None:
             torch.testing.assert_close(found, want, atol=3e-6, rtol=0)
 
 
+class Repeats(torch.nn.Module):
+    """Key heads repeated for the heads of queries, as transformers' ``repeat_kv`` does it, or in another order."""
+
+    def __init__(self, keys: int, values: int, other_order: bool = False) -> None:
+        super().__init__()
+        self.counts, self.other_order = (keys, values), other_order
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = x[..., :96].unflatten(-1, (6, 16)).transpose(1, 2)
+        sides = []
+        for count, part in zip(self.counts, (x[..., 96:192], x[..., 192:]), strict=True):
+            few = part[..., : count * 16].unflatten(-1, (count, 16)).transpose(1, 2)
+            dim = 1 if self.other_order else 2
+            shape = list(few.shape)
+            shape.insert(dim, 6 // count)
+            sides.append(few.unsqueeze(dim).expand(shape).reshape(1, 6, -1, 16))
+        return sdpa(q, *sides, is_causal=True).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize(
+    ("module", "heads"),
+    [(Repeats(2, 2), 2), (Repeats(1, 1), 1), (Repeats(2, 3), 6), (Repeats(2, 2, other_order=True), 6)],
+)
+def test_repeated_heads_are_kept_once(module: torch.nn.Module, heads: int) -> None:
+    program = rewritten(module, torch.randn(1, 5, 288))
+    assert list(program.report.attention.values()) == ["halfbyte::attention"]
+    [node] = [
+        node
+        for node in program.entries["forward"].graph.nodes
+        if node.target is torch.ops.halfbyte.attention.default
+    ]
+    assert node.args[1].meta["val"].shape[0] == heads
+    for tokens in (2, 70):
+        x = torch.randn(1, tokens, 288, generator=torch.Generator().manual_seed(tokens))
+        found = program.entries["forward"].module()(x)
+        torch.testing.assert_close(found, module(x), atol=3e-6, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("options", "batch", "reason"),
     [

@@ -68,7 +68,13 @@ def test_a_pass_that_breaks_a_graph_is_noticed() -> None:
 def test_rewrite_runs_the_passes_and_their_hooks() -> None:
     called: list[str] = []
     whole = halfbyte.rewrite(program().entries["forward"], hooks=[lambda step, _: called.append(step.name)])
-    assert called == ["find-dequantized-linears", "merge-linears", "find-attention", "find-norms"]
+    assert called == [
+        "unwrap-subclasses",
+        "find-dequantized-linears",
+        "merge-linears",
+        "find-attention",
+        "find-norms",
+    ]
     assert [(row["name"], row["changed"]) for row in whole.report.passes] == [
         ("find-dequantized-linears", 2),
         ("merge-linears", 1),

@@ -1,0 +1,31 @@
+"""gpt-oss as it was published, experts in MXFP4: compiled, run, verified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from made_experts import made_model, quantize
+from made_fp4 import random_mxfp4, write_mxfp4_experts
+
+import halfbyte
+from halfbyte.runtime.logits import all_logits
+from halfbyte.verify_model import verify
+
+TOKENS = [3, 9, 31, 0, 17, 8, 8, 40, 1, 2]
+
+
+def test_logits_are_those_of_transformers(tmp_path: Path, portable: str) -> None:
+    made = made_model("gpt_oss")
+    quantize(made, lambda name: ".experts." in name, random_mxfp4)
+    folder, out = write_mxfp4_experts(tmp_path / "model", made), tmp_path / "out"
+    halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=32, cpu=portable))
+    want, got = made.logits(TOKENS), all_logits(halfbyte.load(out), TOKENS)
+    assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+    report = json.loads((out / "report.json").read_text())
+    rows = {row["name"]: row for row in report["layers"]}
+    assert {rows[name]["storage"] for name in made.codes} == {"mxfp4"}
+    assert {rows[name]["mode"] for name in made.codes} == {"W8A16"}
+    found = verify(out, folder, tokens=TOKENS)
+    assert found.failures == () and all(check.equal for check in found.layers)
