@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from halfbyte.checkpoints.layer_tensors import check, read_scales, require
@@ -19,14 +20,16 @@ from halfbyte.errors import CheckpointError
 from halfbyte.passes.scheme import WeightScheme, Zero
 from halfbyte.passes.weight import QuantTensor
 
-_TWICE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12], dtype=torch.int16)
+_TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12])
+# By code; 128 above, as codes of 8 bits are stored.
+_CODES = np.concatenate([_TWICE, -_TWICE]) + 128
+# By byte: the codes of both nibbles, one behind the other.
+_PAIRS = (_CODES[np.arange(256) & 15] | _CODES[np.arange(256) >> 4] << 8).astype("<u2")
 # By kind: inputs that share a scale, and how scales are stored.
 _GROUPS: dict[str, tuple[int, tuple[torch.dtype, ...]]] = {
     "mxfp4": (32, (torch.uint8, torch.float8_e8m0fnu)),
     "nvfp4": (16, (torch.float8_e4m3fn,)),
 }
-# By code; 128 above, as codes of 8 bits are stored.
-_CODES = (torch.cat([_TWICE, -_TWICE]) + 128).to(torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ class Fp4Layer(StoredLayer):
         return None
 
     def weight(self, tensors: SafetensorsFolder) -> QuantTensor:
-        octets = tensors.read(f"{self.name}.{self.names.codes}").reshape(self.shape[0], -1).long()
-        codes = torch.stack([_CODES[octets & 15], _CODES[octets >> 4]], -1).reshape(self.shape)
+        octets = tensors.read(f"{self.name}.{self.names.codes}").numpy()
+        codes = torch.from_numpy(np.take(_PAIRS, octets).view(np.uint8)).reshape(self.shape)
         return QuantTensor(self.name, codes, self._scales(tensors) / 2, self.group_size, bits=8)
 
     def dequantized(self, tensors: SafetensorsFolder) -> torch.Tensor:

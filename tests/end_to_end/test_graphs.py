@@ -90,6 +90,7 @@ def test_the_report_of_a_graph(bundle: halfbyte.Compiled) -> None:
     assert "act-order" in rows["gate_proj"]["scheme"]
     assert "w4_planes3" in rows["up_proj"]["kernel"] and rows["head"]["kernel"] == "IREE's own code"
     assert [row["name"] for row in bundle.report["passes"]] == [
+        "unwrap-subclasses",
         *("find-dequantized-linears", "merge-linears", "find-attention", "find-norms")
     ]
     [archive] = bundle.manifest.parameters
