@@ -88,7 +88,8 @@ def program_of_checkpoint(
         known = None if kept is None else kept.read()
         if known is None:
             samples = options.sample == "program"
-            program.entries = export_decoder(model, context, options.kv_cache, samples)
+            shown = options.dump_dir is not None
+            program.entries = export_decoder(model, context, options.kv_cache, samples, shown)
             run_passes(program, [MergeLinears(), *passes_of(fusions)])
         else:
             run_passes(program, [MergeAsBefore(known[1]), FusedAsBefore(known[2]), NormsAsBefore(known[3])])

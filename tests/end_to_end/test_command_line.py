@@ -126,6 +126,7 @@ def test_compile_says_what_it_did(
             "report.json",
         )
     ]
+    assert re.search(r"# File: .*modeling_qwen3\.py:\d+ in forward", (dump / "decode.graph.txt").read_text())
     manifest = json.loads((out / "manifest.json").read_text())
     schema = Path(halfbyte.runtime.__file__).parent / "manifest.schema.json"
     jsonschema.validate(manifest, json.loads(schema.read_text()))

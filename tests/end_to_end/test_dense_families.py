@@ -23,6 +23,17 @@ from halfbyte.runtime.logits import all_logits
 TOKENS = [3, 9, 31, 0, 17, 8, 8, 40, 1, 2]
 CONTEXT = 32
 COMPILED = ("gemma2", "cohere2", "phi3", "starcoder2")
+# Whose layers are not all alike; of the others one is exported.
+ALTERNATING = (
+    "gemma2",
+    "cohere2",
+    "gemma3_text",
+    "ministral",
+    "qwen2 windowed",
+    "olmo3",
+    "smollm3",
+    "exaone4",
+)
 Made = tuple[Path, np.ndarray]
 
 
@@ -32,7 +43,7 @@ def quantizes(name: str) -> bool:
 
 def made_family(folder: Path, family: str) -> Made:
     """A folder, and the logits of what it stands for."""
-    made = made_model(family, families=DENSE)
+    made = made_model(family, families=DENSE, num_hidden_layers=2 if family in ALTERNATING else 1)
     quantize(made, quantizes)
     return write_experts(folder, made), made.logits(TOKENS)
 

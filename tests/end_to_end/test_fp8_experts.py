@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_logits import check_logits
 from made_compressed_tensors import FP8, INT8
 from made_experts import (
     Codes,
@@ -25,7 +26,6 @@ from safetensors.torch import load_file, save_file
 import halfbyte
 from halfbyte.check_layers import FP8_LIMIT
 from halfbyte.checkpoints import load_float_model, open_checkpoint
-from halfbyte.runtime import Conversation
 from halfbyte.runtime.logits import all_logits
 from halfbyte.verify_model import Limits, verify
 
@@ -69,13 +69,7 @@ def test_every_layer_is_e4m3(tmp_path: Path, portable: str, family: str) -> None
         assert all(check.float_error < (1e-5 if activations == "none" else 0.3) for check in blocks)
         if activations == "auto":
             continue
-        bundle = halfbyte.load(out)
-        for prompt in (TOKENS, TOKENS[::-1]):  # two in a row
-            theirs, whole = made.logits(prompt), all_logits(bundle, prompt)
-            assert np.abs(whole - theirs).max() <= 1e-4 * np.abs(theirs).max()
-            conversation = Conversation(bundle)
-            steps = [conversation.prefill(prompt[:4]), *(conversation.step(token) for token in prompt[4:])]
-            assert np.abs(np.stack(steps) - whole[3:]).max() <= 1e-5 * largest
+        check_logits(halfbyte.load(out), made.logits, TOKENS)
 
 
 def inputs(layer: Codes | Fp8Codes) -> dict[str, Any]:
@@ -139,10 +133,7 @@ def test_llama4_as_a_part_of_a_model_of_images(tmp_path: Path) -> None:
     assert warning.startswith("only the text model is compiled") and "vision_model.patch.weight" in warning
     out = tmp_path / "out"
     halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=32, activations="none"))
-    bundle = halfbyte.load(out)
-    for prompt in (TOKENS, TOKENS[3:]):
-        want = made.logits(prompt)
-        assert np.abs(all_logits(bundle, prompt) - want).max() <= 1e-4 * np.abs(want).max()
+    check_logits(halfbyte.load(out), made.logits, TOKENS)
     assert {name for name, mode in modes(out).items() if mode == "WFP8A16"} == {
         f"language_model.{name}" for name in made.codes
     }

@@ -91,7 +91,7 @@ def test_the_report_of_a_graph(bundle: halfbyte.Compiled) -> None:
     assert "w4_planes3" in rows["up_proj"]["kernel"] and rows["head"]["kernel"] == "IREE's own code"
     assert [row["name"] for row in bundle.report["passes"]] == [
         "unwrap-subclasses",
-        *("find-dequantized-linears", "merge-linears", "find-attention", "find-norms")
+        *("find-dequantized-linears", "merge-linears", "find-attention", "find-norms"),
     ]
     [archive] = bundle.manifest.parameters
     assert {key for key in archive.tensors if key.endswith(".codes")} == {

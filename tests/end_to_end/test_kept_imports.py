@@ -44,7 +44,8 @@ class _Graphs:
 
 
 def made_family(folder: Path, seed: int) -> tuple[Path, np.ndarray]:
-    made = made_model("qwen2 windowed", seed, families=DENSE)  # q, k and v have biases, and are merged
+    # q, k and v have biases, and are merged.
+    made = made_model("qwen2 windowed", seed, DENSE, num_hidden_layers=1, layer_types=["sliding_attention"])
     quantize(made, lambda name: "lm_head" not in name)
     return write_experts(folder, made), made.logits(TOKENS)
 

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared_logits import check_logits
 from made_compressed_tensors import signed_layer
-from made_experts import FAMILIES, Codes, made_model, quantize, write_experts
+from made_experts import FAMILIES, Codes, Made, made_model, quantize, random_codes, write_experts
 from slow import SLOW
 
 import halfbyte
@@ -25,6 +26,10 @@ TOKENS = [3, 9, 31, 0, 17, 8, 8, 40, 1, 2]
 # A family for each form that blocks of experts have: the others' layers are the same kernels of the same sizes, which
 # verify would compile once more, and their logits are compared as all are.
 VERIFIED = ("mixtral", "qwen2_moe", "granitemoe", "deepseek_v3", "llama4_text", "gpt_oss")
+# Compiled and compared as thoroughly elsewhere: below and in test_logits.py, and in test_fp8_experts.py.
+COMPILED_ELSEWHERE = ("qwen3_moe", "llama4_text two experts per token")
+# Whose layers are all alike: one of them is enough.
+ALL_ALIKE = ("mixtral", "olmoe", "granitemoe", "granitemoeshared", "minimax_m2")
 
 
 def quantizes(name: str) -> bool:
@@ -32,31 +37,36 @@ def quantizes(name: str) -> bool:
     return "_proj" in name and "shared" not in name
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_transformers(tmp_path: Path, portable: str, family: str) -> None:
+def quantizes_shared(name: str) -> bool:
+    return "_proj" in name
+
+
+def written(folder: Path, family: str) -> tuple[Made, Path]:
     """Six experts, some with zero points and some without, groups of 8 and 16, dense layers, shared experts."""
-    made = made_model(family)
-    quantize(made, quantizes)
-    folder, out = write_experts(tmp_path / "model", made), tmp_path / "out"
+    made = made_model(family, num_hidden_layers=1 if family in ALL_ALIKE else 2)
+    # IREE's own code for linears in float takes long to compile: once for latent attention is enough.
+    quantize(made, quantizes_shared if family.startswith("deepseek_v2") else quantizes)
+    return made, write_experts(folder, made)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float_models_are_those_of_transformers(tmp_path: Path, family: str) -> None:
+    made, folder = written(tmp_path / "model", family)
     checkpoint = open_checkpoint(folder)
     assert checkpoint.warnings == []
     want = made.logits(TOKENS)
-    largest = np.abs(want).max()
     with torch.no_grad():
         own = load_float_model(checkpoint)(torch.tensor([TOKENS])).logits[0].numpy()
         streamed = streamed_model(checkpoint)(torch.tensor([TOKENS])).logits[0].numpy()
-    assert np.array_equal(own, streamed) and np.abs(own - want).max() <= 1e-5 * largest
-    cpu = portable if family in ("mixtral", "gpt_oss") else "host"
+    assert np.array_equal(own, streamed) and np.abs(own - want).max() <= 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in COMPILED_ELSEWHERE])
+def test_logits_are_those_of_transformers(tmp_path: Path, portable: str, family: str) -> None:
+    made, folder = written(tmp_path / "model", family)
+    cpu, out = portable if family in ("mixtral", "gpt_oss") else "host", tmp_path / "out"
     halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=32, cpu=cpu))
-    bundle = halfbyte.load(out)
-    got = all_logits(bundle, TOKENS)
-    assert np.abs(got - want).max() <= 1e-4 * largest
-    for prompt in (TOKENS, TOKENS[::-1]):  # two in a row, token by token from the fourth on
-        whole, conversation = all_logits(bundle, prompt), Conversation(bundle)
-        steps = [conversation.prefill(prompt[:4]), *(conversation.step(token) for token in prompt[4:])]
-        # Not to the bit: float layers, such as shared experts, are IREE's own code.
-        assert np.abs(np.stack(steps) - whole[3:]).max() <= 1e-5 * largest
-    assert np.abs(all_logits(bundle, TOKENS[::-1]) - made.logits(TOKENS[::-1])).max() <= 1e-4 * largest
+    check_logits(halfbyte.load(out), made.logits, TOKENS)
     report = json.loads((out / "report.json").read_text())
     blocks = [name for name, _ in made.model.named_modules() if name.endswith(".experts")]
     assert [*report["experts"]] == blocks and all(
@@ -71,45 +81,64 @@ def test_logits_are_those_of_transformers(tmp_path: Path, portable: str, family:
         assert found.failures == () and all(check.equal for check in found.layers)
 
 
-@pytest.mark.parametrize("activations", ["int8", "fp8"])
 @pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
-def test_quantized_activations(tmp_path: Path, portable: str, family: str, activations: Any) -> None:
-    """Shared experts that are quantized, biases, the clamped product."""
-    made = made_model(family, seed=1)
+def test_quantized_activations(tmp_path: Path, portable: str, family: str) -> None:
+    """Shared experts that are quantized, biases, the clamped product; a block with int8 and one with e4m3."""
+    layers = {"qwen2_moe": 3, "gpt_oss": 2}[family]  # the first of qwen2_moe's is dense
+    made = made_model(family, seed=1, num_hidden_layers=layers)
     quantize(made, lambda name: "_proj" in name)
     folder, out = write_experts(tmp_path / "model", made, packed=False), tmp_path / "out"
-    halfbyte.compile(
-        folder, out, halfbyte.CompileOptions(max_context=32, activations=activations, cpu=portable)
+    last = f"model.layers.{layers - 1}."
+    options = halfbyte.CompileOptions(
+        max_context=32, activations="int8", layers=(f"{last}*=fp8",), cpu=portable
     )
+    halfbyte.compile(folder, out, options)
     found = verify(out, folder, tokens=TOKENS, limits=Limits(kl=9.0))
     assert found.failures == () and all(check.equal for check in found.layers)
-    modes = {row["mode"] for row in json.loads((out / "report.json").read_text())["layers"]}
-    assert modes == {"float", {"int8": "W4A8", "fp8": "W4AFP8"}[activations]}
+    rows = {row["name"]: row["mode"] for row in json.loads((out / "report.json").read_text())["layers"]}
+    for name, mode in rows.items():
+        assert mode == ("float" if name not in made.codes else "W4AFP8" if name.startswith(last) else "W4A8")
+    assert {*rows.values()} == {"float", "W4A8", "W4AFP8"}
 
 
-# What is left in float, by name, and what becomes of the two blocks: experts that one kernel computes, by block.
-MIXED = {
-    "a block in float": (r"layers\.0\.mlp\.experts\.|shared", {1: 6}),
-    "a float projection": (r"experts\.2\.up_proj|experts\.5\.down_proj|shared", {0: 4, 1: 4}),
-    "a float expert": (r"layers\.1\.mlp\.experts\.3\.", {0: 6, 1: 5}),
-}
+def several_schemes(name: str, shape: tuple[int, int], seed: int) -> Codes:
+    """Case 63: gate and up of different groups; and two groups of experts that are alike each."""
+    expert = int(name.split(".experts.")[-1].split(".")[0]) if ".experts." in name else 0
+    size = 8 if expert == 1 and name.endswith("up_proj") else 32 if expert > 3 else 16
+    codes, zeros, scales = signed_layer(shape, -(-shape[1] // size), seed)
+    return Codes(codes, zeros, scales / np.float32(8), size)
 
 
-@pytest.mark.parametrize("kind", MIXED)
+# What of four layers is left in float: a block, an expert, two projections. The last has several schemes.
+IN_FLOAT = (
+    r"layers\.0\.mlp\.experts\.|layers\.1\.mlp\.experts\.3\.|layers\.2\..*experts\.(2\.up|5\.down)_proj"
+)
+# Experts that one kernel computes, by layer.
+ALIKE = [(1, 5), (2, 4), (3, 2), (3, 3)]
+
+
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
-def test_experts_that_are_not_all_quantized(tmp_path: Path, portable: str, family: str, kind: str) -> None:
-    """Cases 56, 58: rules that leave whole blocks, experts or projections in float."""
-    pattern, alike = MIXED[kind]
-    made = made_model(family, seed=2, **({"decoder_sparse_step": 1} if family == "qwen3_moe" else {}))
-    quantize(made, lambda name: "_proj" in name and not re.search(pattern, name))
+def test_experts_that_are_not_all_alike(tmp_path: Path, portable: str, family: str) -> None:
+    """Cases 56, 58, 63: rules that leave whole blocks, experts or projections in float, or give them other groups."""
+
+    def draw(name: str, shape: tuple[int, int], seed: int) -> Codes:
+        return (several_schemes if ".layers.3." in name else random_codes)(name, shape, seed)
+
+    more: dict[str, Any] = {
+        "qwen3_moe": {"decoder_sparse_step": 1},
+        "gpt_oss": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    }[family]
+    made = made_model(family, seed=2, num_hidden_layers=4, **more)
+    quantize(made, lambda name: "_proj" in name and not re.search(IN_FLOAT, name), draw)
     folder, out = write_experts(tmp_path / "model", made), tmp_path / "out"
     halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=32, cpu=portable))
-    bundle, want = halfbyte.load(out), made.logits(TOKENS)
-    assert np.abs(all_logits(bundle, TOKENS) - want).max() <= 1e-4 * np.abs(want).max()
-    assert np.abs(Conversation(bundle).prefill(TOKENS[:1]) - want[0]).max() <= 1e-4 * np.abs(want).max()
+    bundle = halfbyte.load(out)
+    check_logits(bundle, made.logits, TOKENS)
+    want = made.logits(TOKENS[:1])[0]
+    assert np.abs(Conversation(bundle).prefill(TOKENS[:1]) - want).max() <= 1e-4 * np.abs(want).max()
     report = json.loads((out / "report.json").read_text())
-    counts = {int(name.split(".")[2]): len(linears) // 3 for name, linears in report["experts"].items()}
-    assert counts == alike
+    counts = [(int(name.split(".")[2]), len(linears) // 3) for name, linears in report["experts"].items()]
+    assert sorted(counts) == ALIKE
     packed = [row["name"] for row in report["layers"] if row["mode"] == "W4A16"]
     assert set(packed) == set(made.codes)
     found = verify(out, folder, tokens=TOKENS)
@@ -117,29 +146,15 @@ def test_experts_that_are_not_all_quantized(tmp_path: Path, portable: str, famil
     assert max(check.float_error for check in found.layers) < 1e-5
 
 
-def test_experts_of_several_schemes(tmp_path: Path, portable: str) -> None:
-    """Case 63: gate and up of different groups; and two groups of experts that are alike each."""
-
-    def draw(name: str, shape: tuple[int, int], seed: int) -> Codes:
-        expert = int(name.split(".experts.")[-1].split(".")[0]) if ".experts." in name else 0
-        size = 8 if expert == 1 and name.endswith("up_proj") else 32 if expert > 3 else 16
-        codes, zeros, scales = signed_layer(shape, -(-shape[1] // size), seed)
-        return Codes(codes, zeros, scales / np.float32(8), size)
-
+def test_several_schemes_with_quantized_activations(tmp_path: Path, portable: str) -> None:
     made = made_model("mixtral", seed=3)
-    quantize(made, quantizes, draw)
+    quantize(made, quantizes, several_schemes)
     folder, out = write_experts(tmp_path / "model", made), tmp_path / "out"
-    for activations in ("none", "int8"):
-        options = halfbyte.CompileOptions(max_context=32, cpu=portable, activations=activations)  # type: ignore[arg-type]
-        halfbyte.compile(folder, out, options)
-        report = json.loads((out / "report.json").read_text())
-        assert sorted(len(linears) // 3 for linears in report["experts"].values()) == [2, 2, 3, 3]
-        found = verify(out, folder, tokens=TOKENS, limits=Limits(kl=9.0))
-        assert found.failures == () and all(check.equal for check in found.layers)
-        if activations == "none":
-            want = made.logits(TOKENS)
-            got = all_logits(halfbyte.load(out), TOKENS)
-            assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+    halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=32, cpu=portable, activations="int8"))
+    report = json.loads((out / "report.json").read_text())
+    assert sorted(len(linears) // 3 for linears in report["experts"].values()) == [2, 2, 3, 3]
+    found = verify(out, folder, tokens=TOKENS, limits=Limits(kl=9.0))
+    assert found.failures == () and all(check.equal for check in found.layers)
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -214,7 +215,9 @@ def inputs(case: Case, tokens: int, position: int) -> list[Array]:
     return [*(x.astype(kind) for x in rows[:3]), rows[3], normal(77, case.heads)]
 
 
+@functools.cache
 def export(case: Case, tokens: int | None) -> torch.export.ExportedProgram:
+    """Once for all targets: compiling leaves it as it is."""
     q, k, v, angles, sinks = inputs(case, tokens or 5, 0)
     new = [torch.from_numpy(x.astype(np.float32)).to(KINDS[case.io]) for x in (q, k, v)]
     tables, rest = [torch.from_numpy(angles)] * 2, [torch.from_numpy(sinks), torch.tensor([0])]
