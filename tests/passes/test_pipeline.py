@@ -76,6 +76,7 @@ def test_rewrite_runs_the_passes_and_their_hooks() -> None:
         "find-norms",
     ]
     assert [(row["name"], row["changed"]) for row in whole.report.passes] == [
+        ("unwrap-subclasses", 0),
         ("find-dequantized-linears", 2),
         ("merge-linears", 1),
         ("find-attention", 0),
