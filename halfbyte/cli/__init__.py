@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ from halfbyte.errors import HalfbyteError
 if TYPE_CHECKING:
     import typer
 
+# transformers imports torchao where it is installed, which then tells of its own internals: nothing to act on.
+_TALKATIVE = ("torchao", "torch.utils._pytree")
 # In the order of --help. A command is the function NAME_command in the module of its name.
 COMMANDS = ("inspect", "compile", "generate", "bench", "run", "logits", "verify", "devices", "version")
 
@@ -64,6 +67,8 @@ def main() -> None:
             stream, "reconfigure"
         ):  # text a model writes must not kill a terminal that lacks a character
             stream.reconfigure(errors="replace")
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         code = _run()
     except BrokenPipeError:

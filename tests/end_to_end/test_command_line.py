@@ -348,3 +348,16 @@ print(json.dumps([tokens, all_logits(bundle, [7, 9, 11])[-1].tolist()]))
         want.append(int(row.argmax()))
         row = conversation.step(want[-1])
     assert tokens == want
+
+
+def test_libraries_say_nothing(checkpoints: Path) -> None:
+    """transformers, which builds this model, imports torchao where it is installed, which tells of its internals."""
+    code = (
+        "import sys, halfbyte.cli\n"
+        "try:\n    halfbyte.cli.main()\n"
+        "finally:\n    print('transformers' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "inspect", str(checkpoints / "deepseek-w4afp8")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.endswith("True\n")
+    assert [line for line in done.stderr.splitlines() if not line.startswith("warning: static")] == []
