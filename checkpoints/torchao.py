@@ -14,7 +14,6 @@ from typing import Any
 from halfbyte.checkpoints.contradictions import Contradictions
 from halfbyte.checkpoints.fp8_layer import inspect_fp8
 from halfbyte.checkpoints.json_file import parse_json_object
-from halfbyte.checkpoints.layer_tensors import require
 from halfbyte.checkpoints.model_folder import ModelFolder
 from halfbyte.checkpoints.quantized_folder import QuantizedFolder, open_quantized
 from halfbyte.checkpoints.safetensors_file import read_metadata
@@ -23,35 +22,32 @@ from halfbyte.checkpoints.scale_blocks import ScaleBlocks
 from halfbyte.checkpoints.stored_layer import StoredLayer
 from halfbyte.checkpoints.torchao_int4 import inspect_int4
 from halfbyte.checkpoints.torchao_integers import inspect_int8, inspect_intx
-from halfbyte.checkpoints.torchao_settings import CODES, PARTS, SCALE, block_size
+from halfbyte.checkpoints.torchao_settings import CODES, PARTS, SCALE, TorchaoTensor
 from halfbyte.checkpoints.unreadable_layer import UnreadableLayer
 from halfbyte.passes.scheme import Activations
 
 _FLOAT = "Tensor"
 
 
-def _inspect_float8(
-    name: str,
-    shape: tuple[int, int],
-    said: dict[str, Any],
-    tensors: SafetensorsFolder,
-    contradictions: Contradictions,
-) -> StoredLayer:
-    """A weight of Float8Tensor; arguments and errors as of the others."""
-    outputs, inputs = block_size(name, said, shape, whole=True)
-    require(name, tensors, CODES, SCALE)
-    strategy = "tensor" if outputs == shape[0] else "channel" if inputs == shape[1] else "group"
-    blocks = ScaleBlocks.of(strategy, shape, outputs, inputs)
-    layer = inspect_fp8(name, shape, blocks, tensors, contradictions, codes=CODES, scales=(SCALE,))
-    asked = Activations.NONE if said.get("act_quant_kwargs") is None else Activations.FP8
+def _inspect_float8(weight: TorchaoTensor) -> StoredLayer:
+    """A weight of Float8Tensor; errors as of the others."""
+    (rows, columns), shape = weight.block_size(whole=True), weight.shape
+    weight.require(CODES, SCALE)
+    strategy = "tensor" if rows == shape[0] else "channel" if columns == shape[1] else "group"
+    layer = inspect_fp8(
+        weight.name,
+        shape,
+        ScaleBlocks.of(strategy, shape, rows, columns),
+        weight.tensors,
+        weight.contradictions,
+        codes=CODES,
+        scales=(SCALE,),
+    )
+    asked = Activations.NONE if weight.said.get("act_quant_kwargs") is None else Activations.FP8
     return dataclasses.replace(layer, activations=asked)
 
 
-_Inspect = Callable[
-    [str, tuple[int, int], dict[str, Any], SafetensorsFolder, Contradictions],
-    StoredLayer,
-]
-_CLASSES: dict[str, _Inspect] = {
+_CLASSES: dict[str, Callable[[TorchaoTensor], StoredLayer]] = {
     "IntxUnpackedToInt8Tensor": inspect_intx,
     "Int8Tensor": inspect_int8,
     "Int4Tensor": inspect_int4,
@@ -88,7 +84,7 @@ class TorchaoReader:
                 name=name, shape=shape, kind="torchao", found=f"a tensor of class {kind!r}"[:200],
                 accepted=", ".join(_CLASSES), names=PARTS,
             )  # fmt: skip
-        return _CLASSES[kind](name, shape, said, tensors, contradictions)
+        return _CLASSES[kind](TorchaoTensor(name, shape, said, tensors, contradictions))
 
     def _class(self, layer: str) -> dict[str, Any]:
         return self.classes.get(f"{layer}.weight", {})

@@ -7,24 +7,14 @@ zero_point[g, n]``: the "zero point" is the weight of the code 0, a float.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from halfbyte.checkpoints.contradictions import Contradictions
 from halfbyte.checkpoints.input_groups import settle_group_size
-from halfbyte.checkpoints.layer_tensors import SCALE_DTYPES, check, read_scales, require
+from halfbyte.checkpoints.layer_tensors import SCALE_DTYPES, read_scales
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.stored_layer import StoredLayer
-from halfbyte.checkpoints.torchao_settings import (
-    CODES,
-    PARTS,
-    SCALE,
-    ZERO,
-    block_size,
-    impossible,
-    refuse_weighed_inputs,
-)
+from halfbyte.checkpoints.torchao_settings import CODES, PARTS, SCALE, ZERO, TorchaoTensor
 from halfbyte.passes.scheme import Activations, WeightScheme, Zero
 from halfbyte.passes.weight import QuantTensor
 
@@ -82,40 +72,30 @@ class TorchaoInt4(StoredLayer):
         return self.weight(tensors).dequantize()
 
 
-def inspect_int4(
-    name: str,
-    shape: tuple[int, int],
-    said: dict[str, Any],
-    tensors: SafetensorsFolder,
-    contradictions: Contradictions,
-) -> TorchaoInt4:
+def inspect_int4(weight: TorchaoTensor) -> TorchaoInt4:
     """A weight of Int4Tensor.
-
-    Args:
-        shape: (N, K) of the layer in the model.
-        said: the settings of the tensor.
 
     Raises:
         CheckpointError: naming layer and tensor: one is missing, or a setting, shape or dtype is impossible.
     """
-    _, size = block_size(name, said, shape, whole=False)
-    require(name, tensors, CODES, SCALE, ZERO)
-    refuse_weighed_inputs(name, tensors)
-    if shape[1] % 2:
-        raise impossible(name, "shape", list(shape), "an even number of inputs, two to a byte")
-    check(name, CODES, tensors, (shape[0], shape[1] // 2), (torch.int8, torch.uint8))
-    groups = -(-shape[1] // size)
+    _, size = weight.block_size(whole=False)
+    weight.require(CODES, SCALE, ZERO)
+    outputs, inputs = weight.shape
+    if inputs % 2:
+        raise weight.impossible("shape", list(weight.shape), "an even number of inputs, two to a byte")
+    weight.check(CODES, (outputs, inputs // 2), (torch.int8, torch.uint8))
+    groups = -(-inputs // size)
     for part in (SCALE, ZERO):
-        check(name, part, tensors, (groups, shape[0]), tuple(SCALE_DTYPES), " (groups first)")
-    asked = said.get("activation_dtype")
+        weight.check(part, (groups, outputs), SCALE_DTYPES, " (groups first)")
+    asked = weight.said.get("activation_dtype")
     dtype = asked.get("_data") if isinstance(asked, dict) else "bfloat16" if asked is None else asked
     if not isinstance(dtype, str) or dtype not in _ACTIVATIONS:
-        raise impossible(name, "activation_dtype", asked, " or ".join(_ACTIVATIONS))
+        raise weight.impossible("activation_dtype", asked, " or ".join(_ACTIVATIONS))
     return TorchaoInt4(
-        name=name,
-        shape=shape,
+        name=weight.name,
+        shape=weight.shape,
         activations=_ACTIVATIONS[dtype],
-        group_size=settle_group_size(name, SCALE, shape[1], groups, None, size, contradictions),
-        symmetric=not bool(tensors.read(f"{name}.{ZERO}").any()),
-        scale_dtype=SCALE_DTYPES[tensors[f"{name}.{SCALE}"].dtype],
+        group_size=settle_group_size(weight.name, SCALE, inputs, groups, None, size, weight.contradictions),
+        symmetric=weight.no_zeros(),
+        scale_dtype=weight.scale_dtype,
     )

@@ -6,26 +6,15 @@ Semantics: torchao's affine quantization, ``W[n, k] = (q[n, k] - zero_point[n, g
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from halfbyte.checkpoints.contradictions import Contradictions
 from halfbyte.checkpoints.input_groups import settle_group_size
 from halfbyte.checkpoints.integer_layer import Codes, IntegerLayer
-from halfbyte.checkpoints.layer_tensors import SCALE_DTYPES, check, read_scales, require
+from halfbyte.checkpoints.layer_tensors import SCALE_DTYPES, read_scales
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.signed_codes import unsigned_codes
-from halfbyte.checkpoints.torchao_settings import (
-    CODES,
-    PARTS,
-    SCALE,
-    ZERO,
-    block_size,
-    impossible,
-    note_static_scales,
-    refuse_weighed_inputs,
-)
+from halfbyte.checkpoints.torchao_settings import CODES, PARTS, SCALE, ZERO, TorchaoTensor
 from halfbyte.passes.scheme import Activations
 from halfbyte.passes.weight import scales_by_row
 
@@ -64,90 +53,70 @@ class TorchaoIntegers(IntegerLayer):
         return Codes(codes, *(scales_by_row(part, self.shape[0], shared) for part in (zeros, scales)))
 
 
-def inspect_intx(
-    name: str,
-    shape: tuple[int, int],
-    said: dict[str, Any],
-    tensors: SafetensorsFolder,
-    contradictions: Contradictions,
-) -> TorchaoIntegers:
+def inspect_intx(weight: TorchaoTensor) -> TorchaoIntegers:
     """A weight of IntxUnpackedToInt8Tensor, 4 or 8 bits in groups.
-
-    Args:
-        shape: (N, K) of the layer in the model.
-        said: the settings of the tensor.
 
     Raises:
         CheckpointError: naming layer and tensor: one is missing, or a setting, shape or dtype is impossible.
     """
-    bits, (_, size) = _bits(name, said), block_size(name, said, shape, whole=False)
-    require(name, tensors, CODES, SCALE, ZERO)
-    check(name, CODES, tensors, shape, (torch.int8,))
-    stored = tensors[f"{name}.{SCALE}"]
-    groups = min(max(stored.shape[1] if len(stored.shape) == 2 else 0, 1), shape[1])
-    check(name, SCALE, tensors, (shape[0], groups), tuple(SCALE_DTYPES))
-    check(name, ZERO, tensors, (shape[0], groups), (torch.int8,))
-    asked = said.get("activation_quantization")
+    bits, (_, size) = _bits(weight), weight.block_size(whole=False)
+    weight.require(CODES, SCALE, ZERO)
+    weight.check(CODES, weight.shape, (torch.int8,))
+    outputs, inputs = weight.shape
+    stored = weight.tensors[f"{weight.name}.{SCALE}"].shape
+    groups = min(max(stored[1] if len(stored) == 2 else 0, 1), inputs)
+    weight.check(SCALE, (outputs, groups), SCALE_DTYPES)
+    weight.check(ZERO, (outputs, groups), (torch.int8,))
+    asked = weight.said.get("activation_quantization")
     if not isinstance(asked, str | None) or asked not in _ACTIVATIONS:
-        raise impossible(name, "activation_quantization", asked, "int8_asym_per_token or null")
+        raise weight.impossible("activation_quantization", asked, "int8_asym_per_token or null")
     if asked is not None:
-        contradictions.add(name, _ASYMMETRIC)
+        weight.note(_ASYMMETRIC)
     return TorchaoIntegers(
-        name=name,
-        shape=shape,
+        name=weight.name,
+        shape=weight.shape,
         activations=_ACTIVATIONS[asked],
         bits=bits,
         groups=groups,
-        group_size=settle_group_size(name, SCALE, shape[1], groups, None, size, contradictions),
-        symmetric=_symmetric(name, tensors),
-        scale_dtype=SCALE_DTYPES[stored.dtype],
-        rows=shape[0],
+        group_size=settle_group_size(weight.name, SCALE, inputs, groups, None, size, weight.contradictions),
+        symmetric=weight.no_zeros(),
+        scale_dtype=weight.scale_dtype,
+        rows=outputs,
     )
 
 
-def inspect_int8(
-    name: str,
-    shape: tuple[int, int],
-    said: dict[str, Any],
-    tensors: SafetensorsFolder,
-    contradictions: Contradictions,
-) -> TorchaoIntegers:
-    """A weight of Int8Tensor, a scale per output or one for all; arguments and errors as of `inspect_intx`."""
-    outputs, size = block_size(name, said, shape, whole=True)
-    require(name, tensors, CODES, SCALE)
-    refuse_weighed_inputs(name, tensors)
-    check(name, CODES, tensors, shape, (torch.int8,))
-    groups, rows = -(-shape[1] // size), shape[0] // outputs
-    # One scale for all may have no dimension.
-    grid = tensors[f"{name}.{SCALE}"].shape if (rows, groups) == (1, 1) else (rows, groups)
-    grid = grid if grid in ((), (1,), (1, 1)) else (rows, groups)
-    check(name, SCALE, tensors, grid, tuple(SCALE_DTYPES))
-    if f"{name}.{ZERO}" in tensors:
-        check(name, ZERO, tensors, grid, (torch.int8,))
-    asked = said.get("act_quant_kwargs")
-    note_static_scales(name, tensors, contradictions)
+def inspect_int8(weight: TorchaoTensor) -> TorchaoIntegers:
+    """A weight of Int8Tensor, a scale per output or one for all; errors as of `inspect_intx`."""
+    outputs, size = weight.block_size(whole=True)
+    weight.require(CODES, SCALE)
+    weight.check(CODES, weight.shape, (torch.int8,))
+    groups, rows = -(-weight.shape[1] // size), weight.shape[0] // outputs
+    stored = weight.tensors[f"{weight.name}.{SCALE}"].shape
+    alone = (rows, groups) == (1, 1) and stored in ((), (1,))  # one scale for all may have no dimension
+    grid = stored if alone else (rows, groups)
+    weight.check(SCALE, grid, SCALE_DTYPES)
+    if weight.has(ZERO):
+        weight.check(ZERO, grid, (torch.int8,))
+    asked = weight.said.get("act_quant_kwargs")
+    weight.note_static_scales()
     if "ASYMMETRIC" in str(asked):
-        contradictions.add(name, _ASYMMETRIC)
+        weight.note(_ASYMMETRIC)
     return TorchaoIntegers(
-        name=name,
-        shape=shape,
+        name=weight.name,
+        shape=weight.shape,
         activations=Activations.NONE if asked is None else Activations.INT8,
         bits=8,
         groups=groups,
         group_size=size,
-        symmetric=_symmetric(name, tensors),
-        scale_dtype=SCALE_DTYPES[tensors[f"{name}.{SCALE}"].dtype],
+        symmetric=weight.no_zeros(),
+        scale_dtype=weight.scale_dtype,
         rows=rows,
     )
 
 
-def _symmetric(name: str, tensors: SafetensorsFolder) -> bool:
-    return f"{name}.{ZERO}" not in tensors or not bool(tensors.read(f"{name}.{ZERO}").any())
-
-
-def _bits(name: str, said: dict[str, Any]) -> int:
-    dtype = said.get("target_dtype")
+def _bits(weight: TorchaoTensor) -> int:
+    dtype = weight.said.get("target_dtype")
     text = dtype.get("_data") if isinstance(dtype, dict) else None
     if not isinstance(text, str) or text not in _BITS:
-        raise impossible(name, "target_dtype", dtype, "int4 or int8")
+        raise weight.impossible("target_dtype", dtype, "int4 or int8")
     return _BITS[text]

@@ -41,9 +41,8 @@ class UnwrapSubclasses:
 
 def _unwrap(entry: ExportedProgram) -> int:
     changed, placed = 0, added_state(entry)
-    for node in list(entry.graph.nodes):
-        names = state_names(entry)
-        source = node.args[0] if node.target is _INNER else None
+    for node in [node for node in entry.graph.nodes if node.target is _INNER]:
+        source, names = node.args[0], state_names(entry)  # of what was unwrapped before, too
         if not isinstance(source, torch.fx.Node) or source.name not in names:
             continue
         inner = getattr(state_value(entry, names[source.name]), str(node.args[1]))
