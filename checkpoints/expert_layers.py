@@ -176,7 +176,8 @@ def _kind(linears: _Linears, activations: Callable[[LayerInfo], Activations]) ->
     if gate is None or down is None or gate != up or len(chosen) > 1:
         return None
     if isinstance(gate, WeightScheme) and isinstance(down, WeightScheme):
-        together = gate.bits == down.bits and not gate.act_order and not down.act_order
+        same = (gate.bits, gate.levels) == (down.bits, down.levels)
+        together = same and not gate.act_order and not down.act_order
     else:
         together = type(gate) is type(down)
     return _Kind(gate, down, chosen.pop()) if together else None
@@ -190,7 +191,7 @@ def _with_zeros(scheme: Scheme | None) -> Scheme | None:
 
 def _too_many(path: str, layers: Sequence[_Linears], first: int) -> UnsupportedLayerError:
     parts = ", ".join(f"{layer.name}: {layer.scheme or 'float'}" for layer in layers[first])
-    accepted = "gate and up of one scheme, down of the same width, no activation order"
+    accepted = "gate and up of one scheme, down of the same width and kind, no activation order"
     return _refused(path, parts, f"{accepted}; others in at most {_MOST_SINGLE} experts")
 
 

@@ -3,28 +3,28 @@
 MXFP4 (OCP Microscaling): groups of 32, scales that are powers of two (e8m0), a byte each. NVFP4: groups of 16, e4m3
 scales and one float for the whole tensor. Codes are two to a byte, the even input in the low nibble.
 
-Twice an e2m1 value is a whole number of at most 12, so the weight is one of 8-bit integers and half the scale, exactly.
+The weight keeps its codes, and half the scale, since `Levels.E2M1` are twice the values: powers of two in bfloat16,
+products of an e4m3 number and the tensor's in float32. Both halves are exact.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from halfbyte.checkpoints.layer_tensors import check, read_scales, require
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.stored_layer import StoredLayer
 from halfbyte.errors import CheckpointError
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.scheme import WeightScheme, Zero
-from halfbyte.passes.weight import QuantTensor
+from halfbyte.passes.weight import QuantTensor, dtype_name
+from halfbyte.passes.words import CodeWords
 
-_TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12])
-# By code; 128 above, as codes of 8 bits are stored.
-_CODES = np.concatenate([_TWICE, -_TWICE]) + 128
-# By byte: the codes of both nibbles, one behind the other.
-_PAIRS = (_CODES[np.arange(256) & 15] | _CODES[np.arange(256) >> 4] << 8).astype("<u2")
+# What kernels take for 0: halves of scales must not fall below it.
+_LEAST = 2.0**-126
+_SCALE_DTYPES = {"mxfp4": torch.bfloat16, "nvfp4": torch.float32}
 # By kind: inputs that share a scale, and how scales are stored.
 _GROUPS: dict[str, tuple[int, tuple[torch.dtype, ...]]] = {
     "mxfp4": (32, (torch.uint8, torch.float8_e8m0fnu)),
@@ -80,18 +80,39 @@ class Fp4Layer(StoredLayer):
 
     def scheme(self) -> WeightScheme:
         channelwise = self.group_size == self.shape[1]
-        return WeightScheme(self.group_size, channelwise, Zero.SYMMETRIC, "f32", bits=8)
+        scale = dtype_name(_SCALE_DTYPES[self.kind])
+        return WeightScheme(self.group_size, channelwise, Zero.SYMMETRIC, scale, levels=Levels.E2M1)
 
     def why_refused(self) -> None:
         return None
 
     def weight(self, tensors: SafetensorsFolder) -> QuantTensor:
-        octets = tensors.read(f"{self.name}.{self.names.codes}").numpy()
-        codes = torch.from_numpy(np.take(_PAIRS, octets).view(np.uint8)).reshape(self.shape)
-        return QuantTensor(self.name, codes, self._scales(tensors) / 2, self.group_size, bits=8)
+        weight = self._weight(tensors)
+        tiny = weight.scale.float().abs() < _LEAST
+        if bool(tiny.any()):  # of groups of zeros scales may well be
+            zeros = ((weight.codes & 7) == 0).unflatten(-1, (-1, self.group_size)).all(-1)
+            self._check_small(tiny & ~zeros & (weight.scale != 0))
+        return weight
 
     def dequantized(self, tensors: SafetensorsFolder) -> torch.Tensor:
-        return self.weight(tensors).dequantize()
+        return self._weight(tensors).dequantize()
+
+    def _weight(self, tensors: SafetensorsFolder) -> QuantTensor:
+        octets = tensors.read(f"{self.name}.{self.names.codes}").reshape(self.shape[0], -1)
+        codes = CodeWords(octets.contiguous().view(torch.int32), self.shape[1], 4)
+        scales = (self._scales(tensors) / 2).to(_SCALE_DTYPES[self.kind])
+        return QuantTensor(self.name, codes, scales, self.group_size, levels=Levels.E2M1)
+
+    def _check_small(self, lost: torch.Tensor) -> None:
+        if bool(lost.any()):
+            output, group = lost.nonzero()[0].tolist()
+            raise CheckpointError(
+                "a scale is too small: programs take numbers below 2^-126 for 0, and half of it is one",
+                where=f"{self.name}.{self.names.scale}",
+                found=f"below 2^-125, output {output}, group {group}, beside codes that are not 0",
+                accepted="scales of 2^-125 and more, or codes of 0",
+                advice="the checkpoint is damaged, or its quantization failed",
+            )
 
     def _scales(self, tensors: SafetensorsFolder) -> torch.Tensor:
         """float32 [N, K / group]."""

@@ -1,7 +1,8 @@
 """ggml's types of tensors: which of them are integer weights, and how rows of bytes become numbers.
 
 A type whose values are codes times a scale, with at most a minimum, is read as such, exactly: as 4 bits when its
-codes fit them, else as 8. Every other type is dequantized to float32, by the gguf package.
+codes fit them, or name the entries of a table, else as 8. Every other type is dequantized to float32, by the gguf
+package.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from halfbyte.checkpoints import gguf_small_blocks as small
 from halfbyte.checkpoints import gguf_super_blocks as large
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.scheme import WeightScheme, Zero
 
 _FLOATS = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -31,6 +33,7 @@ class BlockType:
         scale_dtype: ``f16`` as stored, or ``f32`` where the scale is a product.
         size: bytes of a block.
         unpack: uint8 [N, B, size] -> codes uint8 [N, K], scale [N, G], minimum [N, G] or None.
+        levels: what codes stand for.
     """
 
     bits: int
@@ -39,10 +42,12 @@ class BlockType:
     scale_dtype: str
     size: int
     unpack: Callable[[torch.Tensor], small.Parts]
+    levels: Levels = Levels.INTEGERS
 
     def scheme(self, inputs: int) -> WeightScheme:
         """Of a weight with this many inputs."""
-        return WeightScheme(self.group, inputs == self.group, self.zero, self.scale_dtype, bits=self.bits)
+        groups = (self.group, inputs == self.group)
+        return WeightScheme(*groups, self.zero, self.scale_dtype, bits=self.bits, levels=self.levels)
 
 
 INTEGER = {
@@ -51,13 +56,13 @@ INTEGER = {
     "q5_0": BlockType(8, 32, Zero.SYMMETRIC, "f16", 22, small.q5_0),
     "q5_1": BlockType(8, 32, Zero.MINIMUM, "f16", 24, small.q5_1),
     "q8_0": BlockType(8, 32, Zero.SYMMETRIC, "f16", 34, small.q8_0),
-    "iq4_nl": BlockType(8, 32, Zero.SYMMETRIC, "f16", 18, small.iq4_nl),
+    "iq4_nl": BlockType(4, 32, Zero.SYMMETRIC, "f16", 18, small.iq4_nl, Levels.IQ4NL),
     "q2_k": BlockType(4, 16, Zero.MINIMUM, "f32", 84, large.q2_k),
     "q3_k": BlockType(4, 16, Zero.SYMMETRIC, "f32", 110, large.q3_k),
     "q4_k": BlockType(4, 32, Zero.MINIMUM, "f32", 144, large.q4_k),
     "q5_k": BlockType(8, 32, Zero.MINIMUM, "f32", 176, large.q5_k),
     "q6_k": BlockType(8, 16, Zero.SYMMETRIC, "f32", 210, large.q6_k),
-    "iq4_xs": BlockType(8, 32, Zero.SYMMETRIC, "f32", 136, large.iq4_xs),
+    "iq4_xs": BlockType(4, 32, Zero.SYMMETRIC, "f32", 136, large.iq4_xs, Levels.IQ4NL),
 }
 
 
@@ -121,6 +126,8 @@ def _dequantized(raw: torch.Tensor, kind: str, number: int) -> torch.Tensor:
     if kind in INTEGER:
         blocks = integer_rows(raw, kind)
         scale = blocks.scale.float().repeat_interleave(blocks.type.group, 1)
+        if blocks.type.levels.table:
+            return blocks.type.levels.of(blocks.codes).float() * scale
         if blocks.minimum is None:
             return (blocks.codes.float() - 2 ** (blocks.type.bits - 1)) * scale
         return blocks.codes.float() * scale + blocks.minimum.float().repeat_interleave(blocks.type.group, 1)

@@ -55,9 +55,8 @@ class GgufCheckpoint(Checkpoint):
             if part is not None and not bool(torch.isfinite(part).all()):
                 raise _not_finite(layer, tensor)
         block = found.type
-        return QuantTensor(
-            layer, found.codes, found.scale, block.group, minimum=found.minimum, bits=block.bits
-        )
+        parts, kind = (found.codes, found.scale, block.group), (block.bits, block.levels)
+        return QuantTensor(layer, *parts, None, found.minimum, None, *kind)
 
     def float_tensor(self, name: str) -> torch.Tensor:
         if name not in self.floats:

@@ -12,11 +12,6 @@ import torch
 
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
-# The values of IQ4's codes, as codes around 128.
-IQ4_CODES = torch.tensor(
-    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), dtype=torch.int16
-).add(128).to(torch.uint8)  # fmt: skip
-
 
 def q4_0(blocks: torch.Tensor) -> Parts:
     return _rows(nibbles(blocks[..., 2:])), half(blocks, 0), None
@@ -43,7 +38,8 @@ def q8_0(blocks: torch.Tensor) -> Parts:
 
 
 def iq4_nl(blocks: torch.Tensor) -> Parts:
-    return _rows(IQ4_CODES[nibbles(blocks[..., 2:]).long()]), half(blocks, 0), None
+    """Codes of the table `Levels.IQ4NL`."""
+    return _rows(nibbles(blocks[..., 2:])), half(blocks, 0), None
 
 
 def nibbles(octets: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from halfbyte.checkpoints.gguf_small_blocks import IQ4_CODES, Parts, half, nibbles
+from halfbyte.checkpoints.gguf_small_blocks import Parts, half, nibbles
 
 _TWO_BITS = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
 
@@ -54,11 +54,11 @@ def q6_k(blocks: torch.Tensor) -> Parts:
 
 
 def iq4_xs(blocks: torch.Tensor) -> Parts:
-    """d, high bits of scales[2], low ones[4], codes[128]; groups of 32. Codes around 128."""
+    """d, high bits of scales[2], low ones[4], codes[128]; groups of 32. Codes of the table `Levels.IQ4NL`."""
     low = torch.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).flatten(-2)
     high = ((blocks[..., 2:4, None] >> _TWO_BITS) & 3).flatten(-2)
     scales = (low | (high << 4)).to(torch.int8) - 32
-    codes = IQ4_CODES[_low_then_high(blocks[..., 8:], 16).long()]
+    codes = _low_then_high(blocks[..., 8:], 16)
     return _rows(codes), _scaled(half(blocks, 0).float(), scales), None
 
 

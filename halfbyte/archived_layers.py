@@ -99,7 +99,7 @@ def _kernels(
         return target.fp8_linear(outputs, inputs, scheme.block_inputs, dtype, first.bias, quantized)
     return Linear(
         target.isa,
-        Packing(outputs, inputs, scheme.group_size, scheme.bits),
+        Packing(outputs, inputs, scheme.group_size, scheme.bits, scheme.levels),
         dtype,
         scheme.scale_dtype,
         scheme.zero,
@@ -158,7 +158,7 @@ def _experts_kernels(
     scheme = experts.scheme
 
     def linear(kind: Literal["up", "down"], side: WeightScheme, shape: tuple[int, int]) -> ExpertLinear:
-        packing = Packing(*shape, side.group_size, side.bits)
+        packing = Packing(*shape, side.group_size, side.bits, side.levels)
         return ExpertLinear(kind, packing, scheme.bias, side.scale_dtype, side.zero)
 
     up, down = linear("up", scheme.up, up_shape), linear("down", scheme.down, down_shape)

@@ -242,6 +242,7 @@ def _reference_rows(
         linear.activations.value,
         linear.digits,
         linear.min_tokens,
+        weight.levels.value,
     )
 
 
@@ -264,7 +265,8 @@ def _experts_reference(
     assert isinstance(moe, Moe)
     up, down = stacked_parts(experts_source(checkpoint, layer.members, moe.up.zero, moe.down.zero))
     settings = (moe.up.packing.bits, moe.up.packing.group_size, moe.down.packing.group_size)
-    mode = (moe.activations.value, moe.digits, moe.glu.kind, moe.glu.limit)
+    levels = moe.up.packing.levels.value
+    mode = (moe.activations.value, moe.digits, moe.glu.kind, moe.glu.limit, levels)
     want = torch.ops.halfbyte.moe(x, ids, factors, *up, *down, *settings, *mode)
     return _Reference(x, want, exact, routed=(ids, factors))
 

@@ -206,7 +206,6 @@ def _sources(program: Program, model: Any, checkpoint: Checkpoint) -> None:
 
 def _table_parts(checkpoint: Checkpoint, name: str) -> dict[str, Callable[[], torch.Tensor]]:
     """What an `IntegerTable` holds, read when it is needed."""
-    from halfbyte.passes.tables import table_integers
     from halfbyte.passes.weight import QuantTensor
 
     def weight() -> QuantTensor:
@@ -214,4 +213,4 @@ def _table_parts(checkpoint: Checkpoint, name: str) -> dict[str, Callable[[], to
         assert isinstance(found, QuantTensor)
         return found
 
-    return {"integers": lambda: table_integers(weight()), "scale": lambda: weight().scale}
+    return {"integers": lambda: weight().integers(), "scale": lambda: weight().scale}

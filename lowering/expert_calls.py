@@ -13,6 +13,7 @@ from halfbyte.lowering.kernels.generator import Glu
 from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.targets.target import Target
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.program import ExpertsSource
 from halfbyte.passes.scheme import Activations, Zero
 from halfbyte.passes.stacked_experts import Parts, fp8_stacked_source, stacked_source
@@ -40,14 +41,15 @@ def moe_call(target: Target, op: Any) -> ExpertsCall:
     """Of ``halfbyte::moe``."""
     x, ids, _, *rest = op.operands
     up, down, settings = rest[:5], rest[5:10], rest[10:]
-    bits, up_group, down_group, activations, digits, glu, limit = (constant(value) for value in settings)
+    bits, up_group, down_group, activations, digits, glu, limit, named = map(constant, settings)
+    levels = Levels(named)
     experts, inner, hidden, slots = _shape(x, ids, up[0])
     moe = Moe(
         isa=target.isa,
         experts=experts,
         slots=slots,
-        up=_linear("up", up, Packing(inner, hidden, up_group, bits)),
-        down=_linear("down", down, Packing(hidden, inner, down_group, bits)),
+        up=_linear("up", up, Packing(inner, hidden, up_group, bits, levels)),
+        down=_linear("down", down, Packing(hidden, inner, down_group, bits, levels)),
         io=Shaped.of(x).dtype,
         activations=Activations(activations),
         digits=digits,
@@ -56,7 +58,7 @@ def moe_call(target: Target, op: Any) -> ExpertsCall:
     )
 
     def own(name: str, up: Parts, down: Parts) -> ExpertsSource:
-        return stacked_source(name, up, down, (hidden, inner), (up_group, down_group), bits)
+        return stacked_source(name, up, down, (hidden, inner), (up_group, down_group), bits, levels)
 
     return ExpertsCall(moe, up, down, own, Activations(activations))
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.ops import digit_block
 from halfbyte.passes.scheme import WeightScheme
 from halfbyte.passes.weight import QuantTensor, scales_by_row
@@ -40,6 +41,7 @@ class Packing:
     inputs: int
     group_size: int
     bits: int = 4
+    levels: Levels = Levels.INTEGERS  # they change no byte of the layout
 
     @property
     def column_blocks(self) -> int:

@@ -10,6 +10,7 @@ from halfbyte.lowering.kernels.generator import Glu, RmsNorm
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.targets.target import Target
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.scheme import Activations, Zero
 
 
@@ -31,7 +32,7 @@ class LinearCall:
 
 
 def linear_call(target: Target, op: Any) -> LinearCall:
-    x, codes, scale, zero, minimum, bias, *settings = op.operands
+    x, codes, scale, zero, minimum, bias, *settings, levels = op.operands
     bits, group_size, activations, digits, min_tokens = map(constant, settings[:5])
     norm, glu, residual, given = None, None, False, [x]
     if len(settings) > 5:  # a fused one
@@ -45,7 +46,7 @@ def linear_call(target: Target, op: Any) -> LinearCall:
     assert inputs is not None and outputs is not None
     linear = Linear(
         target.isa,
-        Packing(outputs, inputs, group_size, bits),
+        Packing(outputs, inputs, group_size, bits, Levels(constant(levels))),
         shaped.dtype,
         Shaped.of(scale).dtype,
         Zero.MINIMUM if not is_none(minimum) else Zero.SYMMETRIC if is_none(zero) else Zero.INTEGER,

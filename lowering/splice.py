@@ -177,7 +177,8 @@ class _Splicer:
         if source is None:  # a graph that uses the operator itself: its state is the weight
             parts = [None if part is None else self._state(entry, part) for part in found.weight]
             with _own_weight(name):
-                weight = quant_tensor(name, parts, packing.inputs, packing.group_size, packing.bits)
+                shape = (packing.inputs, packing.group_size, packing.bits, packing.levels)
+                weight = quant_tensor(name, parts, *shape)
             source = LayerSource(lambda: weight, self._optional(entry, found.bias), (name,))
             kind, mode = linear.activations, mode_name(weight.scheme, linear.activations)
             self.own[name] = LayerRow(name, weight.shape, "graph", str(weight.scheme), kind.value, mode)

@@ -36,8 +36,8 @@ _TENSORS: dict[Any, tuple[str, ...]] = {
 class MergeLinears:
     """One GEMM instead of several where only the columns differ; each column is computed as before.
 
-    Linears merge when their input, group size, scale dtype, kind of zero point, activations and presence of a
-    bias agree; e4m3 ones when their input, inputs per block, scale dtype, activations and presence of a bias
+    Linears merge when their input, group size, scale dtype, kind of zero point, levels, activations and presence
+    of a bias agree; e4m3 ones when their input, inputs per block, scale dtype, activations and presence of a bias
     do. Inputs permuted by activation order agree when the permutations are equal.
     """
 
@@ -226,7 +226,7 @@ def _maker(name: str, weight: Weight) -> Callable[[dict[str, torch.Tensor]], Wei
     if isinstance(weight, Fp8Tensor):
         size = weight.block_inputs
         return lambda rows: Fp8Tensor(name, rows["bits"], rows["scale"], 1, size)
-    settings = (weight.permutation, weight.bits)
+    settings = (weight.permutation, weight.bits, weight.levels)
     size, inputs, bits = weight.group_size, weight.shape[1], weight.bits
 
     def make(rows: dict[str, torch.Tensor]) -> QuantTensor:

@@ -18,7 +18,7 @@ class ExpertsScheme:
 
     Attributes:
         up: of gate and up.
-        down: of down; its bits are those of ``up``.
+        down: of down; its bits and levels are those of ``up``.
         bias: whether the linears have one.
         glu: ``silu`` or ``oai``.
         limit: of gate and up where glu is ``oai``.
@@ -100,6 +100,7 @@ class QuantExperts(torch.nn.Module):
             self.digits,
             self.scheme.glu,
             self.scheme.limit,
+            self.scheme.up.levels.value,
         )
 
     def extra_repr(self) -> str:

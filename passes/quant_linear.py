@@ -79,6 +79,7 @@ class QuantLinear(torch.nn.Module):
             self.activations.value,
             self.digits,
             self.min_tokens,
+            self.scheme.levels.value,
         )
 
     def extra_repr(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from halfbyte.passes.levels import Levels
+
 
 class Zero(enum.Enum):
     """Where the value zero sits among the codes."""
@@ -33,6 +35,7 @@ class WeightScheme:
         scale_dtype: ``f16``, ``bf16`` or ``f32``, as stored in the checkpoint.
         act_order: the checkpoint's groups were not contiguous in K (GPTQ ``desc_act``).
         bits: 4 or 8. Other widths are read as float and named in the report.
+        levels: what codes stand for.
     """
 
     group_size: int
@@ -41,11 +44,13 @@ class WeightScheme:
     scale_dtype: str
     act_order: bool = False
     bits: int = 4
+    levels: Levels = Levels.INTEGERS
 
     def __str__(self) -> str:
         group = "channelwise" if self.channelwise else f"group {self.group_size}"
         order = ", act-order" if self.act_order else ""
-        return f"int{self.bits} {self.zero.value}, {group}, {self.scale_dtype} scales{order}"
+        kind = self.levels.kind(self.bits)
+        return f"{kind} {self.zero.value}, {group}, {self.scale_dtype} scales{order}"
 
     @property
     def width(self) -> str:
@@ -55,7 +60,7 @@ class WeightScheme:
     @property
     def computed(self) -> tuple[Activations, ...]:
         """What ``halfbyte::linear`` can do to the input of such a layer."""
-        if self.bits == 4:
+        if self.levels.exact_with_e4m3(self.bits):
             return (Activations.NONE, Activations.INT8, Activations.FP8)
         return (Activations.NONE, Activations.INT8)
 

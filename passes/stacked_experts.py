@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.program import ExpertsSource, LayerSource
 from halfbyte.passes.weight import Fp8Tensor, quant_tensor
 
@@ -13,7 +14,13 @@ Parts = Sequence[torch.Tensor | None]
 
 
 def stacked_source(
-    name: str, up: Parts, down: Parts, inputs: tuple[int, int], groups: tuple[int, int], bits: int
+    name: str,
+    up: Parts,
+    down: Parts,
+    inputs: tuple[int, int],
+    groups: tuple[int, int],
+    bits: int,
+    levels: Levels = Levels.INTEGERS,
 ) -> ExpertsSource:
     """The experts behind the tensors that ``halfbyte::moe`` takes.
 
@@ -22,6 +29,7 @@ def stacked_source(
         up, down: codes, scale, zero, minimum, bias, [E, outputs, ...] each, or None; gate's outputs before up's.
         inputs, groups: of up and of down.
         bits: of the codes.
+        levels: what they stand for.
 
     Raises:
         ValueError: tensors whose shapes do not fit each other.
@@ -29,7 +37,7 @@ def stacked_source(
 
     def part(own: Parts, side: int) -> LayerSource:
         bias = own[4]
-        weight = quant_tensor(name, own[:4], inputs[side], groups[side], bits)
+        weight = quant_tensor(name, own[:4], inputs[side], groups[side], bits, levels)
         return LayerSource(lambda: weight, None if bias is None else (lambda: bias), (name,))
 
     return _source(up, down, part)

@@ -72,7 +72,7 @@ class IntegerTable(_Table):
 
     def fill(self, weight: QuantTensor) -> IntegerTable:
         """Puts real tensors in place of the empty ones and returns self."""
-        self.integers.data, self.scale.data = table_integers(weight), weight.scale
+        self.integers.data, self.scale.data = weight.integers(), weight.scale
         return self
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -82,11 +82,6 @@ class IntegerTable(_Table):
         width = codes.shape[-1]
         wide = scale[..., None].expand(*scale.shape, self.group_size).flatten(-2)[..., :width]
         return self.rows(codes * wide)
-
-
-def table_integers(weight: QuantTensor) -> torch.Tensor:
-    """int8 [V, K], what an `IntegerTable` keeps of a symmetric weight's codes."""
-    return (weight.codes.to(torch.int16) - (1 << (weight.bits - 1))).to(torch.int8)
 
 
 def _empty(shape: tuple[int, int], dtype: torch.dtype) -> torch.nn.Parameter:

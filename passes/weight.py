@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.scheme import Fp8Scheme, WeightScheme, Zero
 from halfbyte.passes.words import CodeWords, loose
 
@@ -21,7 +22,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @dataclass(frozen=True)
 class QuantTensor:
-    """An integer weight ``W[n, k] = scale[n, g(k)] * (u[n, k] - zero[n, g(k)])`` or ``u * scale + minimum``.
+    """An integer weight ``W[n, k] = scale[n, g(k)] * (u[n, k] - zero[n, g(k)])`` or ``u * scale + minimum``,
+    or ``scale[n, g(k)] * level[u[n, k]]`` where codes stand for the entries of a table.
 
     Groups are contiguous: ``g(k) = k // group_size``. A checkpoint with activation order has had its rows
     sorted by group; ``permutation`` then says which input goes where: the layer computes with ``x[..., permutation]``.
@@ -35,6 +37,7 @@ class QuantTensor:
         minimum: float [N, G] of the dtype of ``scale``, or None. GGUF Q4_1's ``m``.
         permutation: int64 [K] or None.
         bits: 4 or 8.
+        levels: what codes stand for; with a table there are neither zero points nor minima.
     """
 
     name: str
@@ -45,6 +48,7 @@ class QuantTensor:
     minimum: torch.Tensor | None = None
     permutation: torch.Tensor | None = None
     bits: int = 4
+    levels: Levels = Levels.INTEGERS
 
     def __post_init__(self) -> None:
         n, k = self.shape
@@ -63,6 +67,10 @@ class QuantTensor:
             raise TypeError(f"{self.name}: zero must be uint8 and excludes minimum")
         if self.minimum is not None and self.minimum.dtype != self.scale.dtype:
             raise TypeError(f"{self.name}: minimum {self.minimum.dtype} beside scale {self.scale.dtype}")
+        if self.levels.table and (self.bits != 4 or self.zero is not None or self.minimum is not None):
+            raise ValueError(
+                f"{self.name}: {self.levels.value} takes codes of 4 bits and no zero points or minima"
+            )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -90,6 +98,7 @@ class QuantTensor:
             dtype_name(self.scale.dtype),
             self.permutation is not None,
             self.bits,
+            self.levels,
         )
 
     def rows(self, start: int, end: int) -> QuantTensor:
@@ -112,20 +121,27 @@ class QuantTensor:
             return False
         parts = ("codes", "scale", "zero", "minimum", "permutation")
         equal = all(same(getattr(self, part), getattr(other, part)) for part in parts)
-        return equal and (self.group_size, self.bits) == (other.group_size, other.bits)
+        settings = ((one.group_size, one.bits, one.levels) for one in (self, other))
+        return equal and len(set(settings)) == 1
+
+    def integers(self) -> torch.Tensor:
+        """int8 [N, K]: what the scales of a symmetric weight multiply."""
+        if self.levels.table:
+            return self.levels.of(self.codes)
+        return (self.codes.to(torch.int16) - (1 << (self.bits - 1))).to(torch.int8)
 
     def dequantize(self) -> torch.Tensor:
         """float32 [N, K] in the layer's own input order, one rounding per operation (as the formats define it)."""
         (outputs, inputs), groups = self.shape, self.scale.shape[1]
-        codes = torch.nn.functional.pad(self.codes, (0, groups * self.group_size - inputs))
-        weight = codes.float().reshape(outputs, groups, -1)
-        scale = self.scale.float()[..., None]
+        symmetric = self.zero is None and self.minimum is None
+        whole = self.integers() if symmetric else self.codes
+        padded = torch.nn.functional.pad(whole, (0, groups * self.group_size - inputs))
+        weight = padded.float().reshape(outputs, groups, -1)
+        if self.zero is not None:
+            weight.sub_(self.zero.float()[..., None])
+        weight.mul_(self.scale.float()[..., None])
         if self.minimum is not None:
-            weight.mul_(scale).add_(self.minimum.float()[..., None])
-        else:
-            weight.sub_(2.0 ** (self.bits - 1) if self.zero is None else self.zero.float()[..., None]).mul_(
-                scale
-            )
+            weight.add_(self.minimum.float()[..., None])
         weight = weight.reshape(outputs, -1)[:, :inputs].contiguous()
         if self.permutation is None:
             return weight
@@ -135,13 +151,18 @@ class QuantTensor:
 
 
 def quant_tensor(
-    name: str, parts: Sequence[torch.Tensor | None], inputs: int, group_size: int, bits: int
+    name: str,
+    parts: Sequence[torch.Tensor | None],
+    inputs: int,
+    group_size: int,
+    bits: int,
+    levels: Levels = Levels.INTEGERS,
 ) -> QuantTensor:
     """A `QuantTensor` from the tensors that ``halfbyte::linear`` takes: codes, scale, zero, minimum."""
     codes, scale, zero, minimum = parts
     assert codes is not None and scale is not None
     loose = unpack_nibbles(codes, inputs) if bits == 4 else codes
-    return QuantTensor(name, loose, scale, group_size, zero, minimum, bits=bits)
+    return QuantTensor(name, loose, scale, group_size, zero, minimum, bits=bits, levels=levels)
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,14 @@ def random_experts(
     bias: bool = False,
     bits: int = 4,
     glu: str = "silu",
+    levels: str = "integers",
 ) -> Experts:
     """Experts that all differ, of sizes that keep sums within what silu tells apart."""
 
     def make(which: int, expert: int, outputs: int, inputs: int, group: int) -> Weight:
-        weight = random_weight(seed + 100 * expert + which, outputs, inputs, group, kind, scale, bias, bits)
-        size = np.float32(2.0 ** (-8 if bits == 8 else -4))
+        settings = (kind, scale, bias, bits, levels)
+        weight = random_weight(seed + 100 * expert + which, outputs, inputs, group, *settings)
+        size = np.float32(2.0 ** (-8 if bits == 8 or levels == "iq4nl" else -4))
         small = (weight.scale.astype(np.float32) * size).astype(weight.scale.dtype)
         minimum = weight.minimum
         if minimum is not None:

@@ -17,7 +17,10 @@ TYPES: dict[str, Any] = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes
 
 @dataclass(frozen=True)
 class Weight:
-    """A quantized linear: codes [N, K] of 0..15, or 0..255 for 8 bits; scale, zero, minimum [N, G]; bias [N]."""
+    """A quantized linear: codes [N, K] of 0..15, or 0..255 for 8 bits; scale, zero, minimum [N, G]; bias [N].
+
+    Codes of 4 bits may stand for ``levels``: ``e2m1`` or ``iq4nl``.
+    """
 
     codes: Array
     scale: Array
@@ -26,19 +29,41 @@ class Weight:
     minimum: Array | None = None
     bias: Array | None = None
     bits: int = 4
+    levels: str = "integers"
 
     @property
     def middle(self) -> int:
         return 8 if self.bits == 4 else 128
 
+    def whole(self) -> Array:
+        """int64 [N, K]: what scales multiply, zero points taken off."""
+        if self.levels == "e2m1":  # twice the float's value
+            return np.rint(2 * e2m1(self.codes)).astype(np.int64)
+        if self.levels == "iq4nl":
+            return np.array(_IQ4NL, np.int64)[self.codes]
+        codes = self.codes.astype(np.int64)
+        if self.minimum is not None:
+            return codes
+        if self.zero is None:
+            return codes - self.middle
+        return codes - self.zero.astype(np.int64)[:, np.arange(codes.shape[1]) // self.group_size]
+
     def dequantized(self) -> Array:
         """float64 [N, K]."""
         group = np.arange(self.codes.shape[1]) // self.group_size
-        scale, codes = self.scale.astype(np.float64)[:, group], self.codes.astype(np.float64)
-        if self.minimum is not None:
-            return codes * scale + self.minimum.astype(np.float64)[:, group]
-        zero = float(self.middle) if self.zero is None else self.zero.astype(np.float64)[:, group]
-        return (codes - zero) * scale
+        weight = self.whole() * self.scale.astype(np.float64)[:, group]
+        return weight if self.minimum is None else weight + self.minimum.astype(np.float64)[:, group]
+
+
+# ggml's kvalues_iq4nl.
+_IQ4NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def e2m1(codes: Array) -> Array:
+    """float64: bit 3 is the sign, bits 1 and 2 the exponent with a bias of 1, bit 0 the mantissa."""
+    exponent, mantissa = codes >> 1 & 3, codes & 1
+    size = np.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2.0 ** (exponent.astype(int) - 1))
+    return np.where(codes >> 3 == 1, -size, size)
 
 
 def flushed(x: Array) -> Array:
@@ -141,7 +166,7 @@ def linear(x: Array, weight: Weight, digits: int) -> Array:
 
 def _row(x: Array, weight: Weight, digits: int) -> Array:
     outputs, inputs = weight.codes.shape
-    codes = weight.codes.astype(np.int64)
+    whole = weight.whole()
     if digits == 1:
         block = weight.group_size
         planes, scales = quantized_per_token(x[None])
@@ -158,14 +183,8 @@ def _row(x: Array, weight: Weight, digits: int) -> Array:
         piece = planes[:, part] if digits in (1, E4M3) else None
         if piece is None:
             piece, unit = digits_of(x[part], digits)
-        if weight.minimum is not None:
-            centred = codes[:, part]
-        else:
-            centred = codes[:, part] - (
-                weight.middle if weight.zero is None else weight.zero[:, g, None].astype(np.int64)
-            )
         with np.errstate(over="ignore", invalid="ignore"):
-            value = _joined([centred @ digit for digit in piece]) * unit
+            value = _joined([whole[:, part] @ digit for digit in piece]) * unit
             total = fma(value, weight.scale[:, g].astype(np.float32), total)
             if weight.minimum is not None:
                 sums = _joined([digit.sum(keepdims=True) for digit in piece]) * unit

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy_twin import TYPES, Array, Weight
 
@@ -17,6 +19,7 @@ def random_weight(
     scale: str = "f32",
     bias: bool = False,
     bits: int = 4,
+    levels: str = "integers",
 ) -> Weight:
     """Scales of both signs over two orders of magnitude; zero points and minima that differ everywhere."""
     random = np.random.default_rng(seed)
@@ -31,7 +34,15 @@ def random_weight(
         random.normal(size=(outputs, groups)).astype(TYPES[scale]) if kind == "minimum" else None,
         (3 * random.normal(size=outputs)).astype(np.float32) if bias else None,
         bits,
+        levels,
     )
+
+
+def extreme_weight(seed: int, outputs: int, inputs: int, group_size: int, levels: str) -> Weight:
+    """A weight with a table, each output of which has one code everywhere: the largest sums of either sign."""
+    weight = random_weight(seed, outputs, inputs, group_size, "symmetric", levels=levels)
+    codes = np.repeat(np.arange(outputs, dtype=np.uint8)[:, None] % 16, inputs, 1)
+    return replace(weight, codes=codes)
 
 
 def random_activations(seed: int, rows: int, inputs: int, io: str = "f32") -> Array:
@@ -44,7 +55,7 @@ def random_activations(seed: int, rows: int, inputs: int, io: str = "f32") -> Ar
 
 
 def telling_rows(inputs: int, io: str = "f32") -> Array:
-    """One row each: zeros, minus zeros, one value, ties, NaN, Inf, -Inf, subnormals, tiny, huge, ordinary."""
+    """One row each: zeros, minus zeros, one value, ties, NaN, Inf, -Inf, subnormals, tiny, huge, ordinary, constant."""
     random = np.random.default_rng(inputs)
     plain = random.normal(size=inputs)
     largest = {"f32": 1e30, "f16": 6e4, "bf16": 1e30}[io]
@@ -68,5 +79,7 @@ def telling_rows(inputs: int, io: str = "f32") -> Array:
         plain * smallest,
         plain * largest / np.abs(plain).max(),
         plain,
+        # Codes of 127, or digits of -128, everywhere: the largest sums.
+        np.full(inputs, (63 * 2**16 - 128 * 2**8 - 128) / 2**22),
     ]
     return np.stack(rows).astype(TYPES[io])

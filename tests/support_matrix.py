@@ -69,10 +69,11 @@ def _kernels() -> list[str]:
 
     modes = Counter[str]()
     for case in CASES.values():
-        bits = case.weight.bits
+        bits, levels = case.weight.bits, case.weight.levels
+        of = "" if levels == "integers" else f" of {levels}"
         activations = {1: "int8", E4M3: "e4m3"}.get(case.digits, f"float, {case.digits} planes")
         label = {1: f"W{bits}A8", E4M3: f"W{bits}AFP8"}.get(case.digits, f"W{bits}A16")
-        modes[f"{label} ({activations})"] += 1
+        modes[f"{label}{of} ({activations})"] += 1
     bodies = [f"{variant.isa.name} ({variant.cpu})" for variant in VARIANTS]
     rows = [f"| layers compared | {' | '.join(bodies)} |", "|---" * (len(bodies) + 1) + "|"]
     return [*rows, *(f"| {mode} |{f' {count} |' * len(bodies)}" for mode, count in sorted(modes.items()))]

@@ -9,6 +9,7 @@ from moe_twin import Experts
 from numpy_twin import Array, Weight
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.program import LayerSource
 from halfbyte.passes.weight import QuantTensor
 
@@ -43,7 +44,8 @@ def linear_arguments(
     """The arguments of torch.ops.halfbyte.linear."""
     codes = nibbles(weight.codes) if weight.bits == 4 else weight.codes
     parts = (x, codes, weight.scale, weight.zero, weight.minimum, weight.bias)
-    return (*map(tensor, parts), weight.bits, weight.group_size, activations, digits, min_tokens)
+    settings = (weight.bits, weight.group_size, activations, digits, min_tokens, weight.levels)
+    return (*map(tensor, parts), *settings)
 
 
 def operator_linear(
@@ -57,9 +59,8 @@ def quant_tensor(name: str, weight: Weight) -> QuantTensor:
     """The product's weight object (without the bias)."""
     codes, scale = tensor(weight.codes), tensor(weight.scale)
     assert codes is not None and scale is not None
-    return QuantTensor(
-        name, codes, scale, weight.group_size, tensor(weight.zero), tensor(weight.minimum), bits=weight.bits
-    )
+    parts = (codes, scale, weight.group_size, tensor(weight.zero), tensor(weight.minimum))
+    return QuantTensor(name, *parts, bits=weight.bits, levels=Levels(weight.levels))
 
 
 def layer_source(name: str, weight: Weight) -> LayerSource:
@@ -88,5 +89,6 @@ def stacked(weights: list[Weight], others: list[Weight] | None = None) -> list[t
 def moe_arguments(experts: Experts, activations: str, digits: int) -> tuple[object, ...]:
     """Of torch.ops.halfbyte.moe, after x, ids and weights."""
     groups = (experts.gate[0].group_size, experts.down[0].group_size)
-    rest = (experts.gate[0].bits, *groups, activations, digits, experts.glu, experts.limit)
+    glu, levels = (experts.glu, experts.limit), experts.gate[0].levels
+    rest = (experts.gate[0].bits, *groups, activations, digits, *glu, levels)
     return (*stacked(experts.gate, experts.up), *stacked(experts.down), *rest)

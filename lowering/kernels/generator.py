@@ -12,6 +12,7 @@ import jinja2
 
 from halfbyte.lowering.kernels.isa import THREADS, InstructionSet
 from halfbyte.lowering.kernels.platform import CPU, VULKAN_MMA, Platform
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.ops import swiglu
 from halfbyte.passes.scheme import Zero
 
@@ -150,6 +151,7 @@ class Gemm:
         experts: None, or which linear of experts it is: ``up`` (gate and up) or ``down``.
         glu: of ``up``, or of a dense linear whose outputs are gate's and then up's.
         residual: whether the results are added to something.
+        levels: what the weights' codes stand for.
     """
 
     isa: InstructionSet
@@ -163,12 +165,13 @@ class Gemm:
     experts: Literal["up", "down"] | None = None
     glu: Glu | None = None
     residual: bool = False
+    levels: Levels = Levels.INTEGERS
 
     @property
     def symbol(self) -> str:
         rest = "_bias" * self.bias + "_residual" * self.residual
         rest += self.platform.suffix(self.io, self.scale)
-        mode = f"w{self.bits}_{self.codes}"
+        mode = f"{weight_kind(self.bits, self.levels)}_{self.codes}"
         mode = "_".join([str(part) for part in (self.experts, self.glu) if part] + [mode])
         return f"halfbyte_gemm_{mode}_{self.isa.name}_{self.io}_{self.scale}_{self.zero.value}{rest}"
 
@@ -179,7 +182,7 @@ class Gemm:
             io=self.io,
             mode=self.codes.mode,
             digits=self.codes.digits,
-            bits=self.bits,
+            **self._of_weights,
             scale=self.scale,
             zero=self.zero.value,
             bias=self.bias,
@@ -190,6 +193,14 @@ class Gemm:
             residual=self.residual,
             **(self._of_threads if self.platform.is_gpu else self._of_vectors),
         )
+
+    @property
+    def _of_weights(self) -> dict[str, object]:
+        """Unsigned weights, from 0 to ``highest``, are integers plus ``middle``; a ``table`` has integers by code."""
+        table = self.levels.table
+        middle = 2 ** (self.bits - 1) if table is None else -min(table)
+        highest = 2**self.bits - 1 if table is None else max(table) + middle
+        return {"bits": self.bits, "table": table, "middle": middle, "highest": highest}
 
     @property
     def _of_vectors(self) -> dict[str, object]:
@@ -330,6 +341,11 @@ class Sample:
         return render(
             template, name=self.symbol, lanes=lanes, glu=None, glu_bits=bits, **self.platform.values
         )
+
+
+def weight_kind(bits: int, levels: Levels) -> str:
+    """As symbols have it: ``w4``, ``w8``, ``w4e2m1``."""
+    return f"w{bits}" + (levels.value if levels.table else "")
 
 
 def _float_bits(value: float) -> int:

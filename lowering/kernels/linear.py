@@ -14,6 +14,7 @@ from halfbyte.lowering.kernels.generator import (
     Quantize,
     RmsNorm,
     render,
+    weight_kind,
 )
 from halfbyte.lowering.kernels.isa import InstructionSet
 from halfbyte.lowering.kernels.platform import CPU, Platform
@@ -100,6 +101,7 @@ class Linear:
             self.platform,
             glu=self.glu,
             residual=self.residual,
+            levels=self.packing.levels,
         )
 
     @property
@@ -117,7 +119,7 @@ class Linear:
     def symbol(self) -> str:
         size = f"{self.packing.outputs}x{self.packing.inputs}_g{self.packing.group_size}"
         switch = f"_min{self.min_tokens}_{self.modes[1]}" if len(self.modes) == 2 else ""
-        mode = f"w{self.packing.bits}_{self.modes[0]}"
+        mode = f"{weight_kind(self.packing.bits, self.packing.levels)}_{self.modes[0]}"
         fused = [f"_{part}" for part in (self.norm, self.glu) if part] + ["_residual"] * self.residual
         rest = "".join(["_bias" * self.bias, switch, *fused])
         return f"halfbyte_linear_{mode}_{size}_{self.io}_{self.scale}_{self.zero.value}{rest}"

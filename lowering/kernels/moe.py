@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halfbyte.lowering.kernels.generator import E4M3, INT8, Codes, Gemm, Quantize
+from halfbyte.lowering.kernels.generator import E4M3, INT8, Codes, Gemm, Quantize, weight_kind
 from halfbyte.lowering.kernels.isa import InstructionSet
 from halfbyte.lowering.kernels.linear import Argument
 from halfbyte.lowering.kernels.routed import RoutedExperts, RoutedLinear
@@ -76,6 +76,7 @@ class Moe(RoutedExperts[ExpertLinear]):
             self.platform,
             linear.kind,
             self.glu if linear.kind == "up" else None,
+            levels=linear.packing.levels,
         )
 
     @property
@@ -85,7 +86,7 @@ class Moe(RoutedExperts[ExpertLinear]):
             packing = side.packing
             zero = f"{side.scale}_{side.zero.value}{'_bias' if side.bias else ''}"
             sides.append(f"{packing.outputs}x{packing.inputs}_g{packing.group_size}_{zero}")
-        mode = f"w{self.up.packing.bits}_{self.codes}_{self.glu}"
+        mode = f"{weight_kind(self.up.packing.bits, self.up.packing.levels)}_{self.codes}_{self.glu}"
         return f"halfbyte_moe_{mode}_e{self.experts}_k{self.slots}_{'_'.join(sides)}_{self.io}"
 
     def more(self) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.ops.digit_planes import digit_block, digit_planes
 from halfbyte.passes.ops.float32 import flush, fma
 from halfbyte.passes.ops.library import LIBRARY
@@ -16,7 +17,7 @@ _E4M3_UNITS = 512.0
 
 LIBRARY.define(
     "linear(Tensor x, Tensor codes, Tensor scale, Tensor? zero, Tensor? minimum, Tensor? bias, "
-    "int bits, int group_size, str activations, int digits, int min_tokens) -> Tensor"
+    'int bits, int group_size, str activations, int digits, int min_tokens, str levels="integers") -> Tensor'
 )
 
 
@@ -32,8 +33,11 @@ def linear(
     activations: str,
     digits: int,
     min_tokens: int,
+    levels: str = "integers",
 ) -> torch.Tensor:
     """y = x @ W^T + bias with W[n, k] = scale[n, g] * (u[n, k] - zero[n, g]) or scale[n, g] * u[n, k] + minimum[n, g].
+
+    With a table of `Levels`, W[n, k] = scale[n, g] * table[u[n, k]], and its integers go the way of ``u - zero``.
 
     ``activations="int8"`` (W4A8, W8A8): x is quantized per token (`quantize_per_token`). The sum over a group is
     an exact int32; groups are scaled and added in float32 in ascending order by fused multiply-adds (for
@@ -52,23 +56,25 @@ def linear(
         zero: uint8 [N, G], or None for 8 (128 of 8 bits) everywhere, 0 where ``minimum`` is given.
         minimum: of the dtype of ``scale`` [N, G], or None.
         bias: float [N] or None.
-        bits: of the codes, 4 or 8; fp8 activations take 4.
+        bits: of the codes, 4 or 8; fp8 activations take 4 (`Levels.exact_with_e4m3`).
         group_size: inputs per group, the last group may be shorter; K for channelwise.
         activations: ``int8``, ``fp8`` or ``none``.
         digits: digit planes of the float path, 2 or 3.
         min_tokens: with quantized activations, fewer tokens than this take the float path. 0: never. The choice
             is made per call from the number of rows, so a row's bits then depend on the batch.
+        levels: what codes stand for, the value of a `Levels`. A table takes 4 bits, and neither zero nor minimum.
 
     Returns:
         [..., N] of the dtype of x.
     """
     inputs, outputs = x.shape[-1], codes.shape[0]
     rows = x.reshape(-1, inputs)
-    unsigned = (unpack_nibbles(codes, inputs) if bits == 4 else codes).to(torch.float64)
+    loose, table = unpack_nibbles(codes, inputs) if bits == 4 else codes, Levels(levels)
+    unsigned = (table.of(loose) if table.table else loose).to(torch.float64)
     group = torch.arange(inputs) // group_size
     if zero is not None:
         unsigned = unsigned - zero.to(torch.float64)[:, group]
-    elif minimum is None:
+    elif minimum is None and not table.table:
         unsigned = unsigned - 2.0 ** (bits - 1)
     block, block_scale, row_scale = digit_block(group_size, inputs), None, None
     if activations == "none" or rows.shape[0] < min_tokens:
@@ -119,12 +125,25 @@ def _fake(
     activations: str,
     digits: int,
     min_tokens: int,
+    levels: str = "integers",
 ) -> torch.Tensor:
     known = activations in ("int8", "fp8", "none")
     torch._check(known, lambda: f"activations must be int8, fp8 or none, not {activations!r}")
     torch._check(bits in (4, 8), lambda: f"bits must be 4 or 8, not {bits}")
     torch._check(digits in (2, 3), lambda: f"digits must be 2 or 3, not {digits}")
+    check_levels(levels, bits, zero is not None or minimum is not None, activations)
     return x.new_empty((*x.shape[:-1], codes.shape[0]))
+
+
+def check_levels(levels: str, bits: int, offset: bool, activations: str) -> None:
+    """Raises RuntimeError if no kernel has such levels: ``offset`` for zero points or minima beside them."""
+    names = [known.value for known in Levels]
+    torch._check(levels in names, lambda: f"levels must be one of {', '.join(names)}, not {levels!r}")
+    known = Levels(levels)
+    plain = known.table is None or (bits == 4 and not offset)
+    torch._check(plain, lambda: f"{levels} takes codes of 4 bits and no zero points or minima")
+    exact = activations != "fp8" or known.exact_with_e4m3(bits)
+    torch._check(exact, lambda: f"fp8 activations are not computed on {known.kind(bits)} weights")
 
 
 LIBRARY.impl("linear", linear, "CompositeExplicitAutograd")

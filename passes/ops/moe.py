@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from halfbyte.passes.ops.library import LIBRARY
-from halfbyte.passes.ops.linear import linear
+from halfbyte.passes.ops.linear import check_levels, linear
 from halfbyte.passes.ops.routed import of_expert, routed
 from halfbyte.passes.ops.swiglu import swiglu
 
@@ -15,7 +17,8 @@ LIBRARY.define(
     "moe(Tensor x, Tensor ids, Tensor weights, "
     "Tensor up_codes, Tensor up_scale, Tensor? up_zero, Tensor? up_minimum, Tensor? up_bias, "
     "Tensor down_codes, Tensor down_scale, Tensor? down_zero, Tensor? down_minimum, Tensor? down_bias, "
-    "int bits, int up_group_size, int down_group_size, str activations, int digits, str glu, float limit) -> Tensor"
+    "int bits, int up_group_size, int down_group_size, str activations, int digits, str glu, float limit, "
+    'str levels="integers") -> Tensor'
 )
 
 
@@ -40,6 +43,7 @@ def moe(
     digits: int,
     glu: str,
     limit: float,
+    levels: str = "integers",
 ) -> torch.Tensor:
     """y[t] = sum over slots s of weights[t, s] * down_e(glu(gate_e(x[t]), up_e(x[t]))) with e = ids[t, s].
 
@@ -64,6 +68,7 @@ def moe(
         digits: digit planes of float activations, 2 or 3.
         glu: ``silu``, or ``oai`` with ``limit``.
         limit: of gate and up where glu is ``oai``.
+        levels: what codes stand for, as for `linear`.
 
     Returns:
         [T, H] of the dtype of x.
@@ -75,7 +80,8 @@ def moe(
     def side(rows: torch.Tensor, expert: int, parts: _Parts, group_size: int) -> torch.Tensor:
         codes, scale, zero, minimum, bias = (of_expert(expert, part) for part in parts)
         assert codes is not None and scale is not None
-        return linear(rows, codes, scale, zero, minimum, bias, bits, group_size, activations, digits, 0)
+        settings = (bits, group_size, activations, digits, 0, levels)
+        return linear(rows, codes, scale, zero, minimum, bias, *settings)
 
     def compute(expert: int, rows: torch.Tensor) -> torch.Tensor:
         both = side(rows, expert, up, up_group_size)
@@ -89,8 +95,11 @@ def _fake(
     x: torch.Tensor,
     ids: torch.Tensor,
     weights: torch.Tensor,
-    *rest: object,
+    *rest: Any,
 ) -> torch.Tensor:
+    bits, _, _, activations, _, _, _, *levels = rest[10:]
+    offset = any(rest[at] is not None for at in (2, 3, 7, 8))
+    check_levels(levels[0] if levels else "integers", bits, offset, activations)
     return torch.empty_like(x)
 
 

@@ -37,7 +37,7 @@ def test_experts_in_blocks(gpt_oss: tuple[Path, Any]) -> None:
     for name, codes in made.codes.items():
         info = checkpoint.layers[name]
         assert (info.storage, info.activations) == ("mxfp4", Activations.NONE)
-        assert str(info.scheme) == "int8 symmetric, group 32, f32 scales"
+        assert str(info.scheme) == "e2m1 symmetric, group 32, bf16 scales"
         weight = checkpoint.quantized(name)
         np.testing.assert_array_equal(weight.dequantize(), codes.dequantized())
         assert weight.scheme == info.scheme
@@ -58,6 +58,25 @@ def test_transformers_reads_the_same(gpt_oss: tuple[Path, Any]) -> None:
     found = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)
     for expert, one in enumerate(found):  # [E, I, H]
         assert torch.equal(one.T, made.codes[f"{path}.{expert}.down_proj"].dequantized())
+
+
+def test_the_smallest_scales(gpt_oss: tuple[Path, Any]) -> None:
+    """Half of 2^-126 is what kernels take for 0: of zeros it may be that, of other codes it is refused."""
+    folder, made = gpt_oss
+    stored, path = load_file(folder / "model.safetensors"), "model.layers.0.mlp.experts"
+    codes, scales = (stored[f"{path}.down_proj_{part}"] for part in ("blocks", "scales"))
+    codes[1, 3, 0], codes[1, 5, 1] = 0x80, 0x08
+    scales[1, 3, 0], scales[1, 5, 1], scales[1, 6, 0] = 0, 1, 2
+    save_file(stored, folder / "model.safetensors")
+    weight = open_checkpoint(folder).quantized(f"{path}.1.down_proj").dequantize()
+    assert not weight[3, :32].any() and not weight[5, 32:64].any()
+    values = made.codes[f"{path}.1.down_proj"]
+    exact = Fp4Codes(values.codes[6:7, :32], np.array([[2.0**-125]])).dequantized()
+    assert exact.any() and torch.equal(weight[6:7, :32], exact)
+    scales[1, 6, 0] = 1
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"down_proj.scales(.|\n)*output 6, group 0"):
+        open_checkpoint(folder).quantized(f"{path}.1.down_proj")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +145,7 @@ def test_modelopt(tmp_path: Path, in_config: bool) -> None:
     assert checkpoint.warnings == []
     for name, codes, whole in ((DOWN_PROJ, down, 0.001), (Q_PROJ, query, 0.25)):
         info = checkpoint.layers[name]
-        assert (info.storage, str(info.scheme)) == ("nvfp4", "int8 symmetric, group 16, f32 scales")
+        assert (info.storage, str(info.scheme)) == ("nvfp4", "e2m1 symmetric, group 16, f32 scales")
         assert info.refused_activations is None
         exact = codes.scales.astype(np.float32) * np.float32(whole)  # of float32s, rounded once
         want = Fp4Codes(codes.codes, exact.astype(np.float64)).dequantized()

@@ -78,8 +78,9 @@ def test_random_rows(kind: str, outputs: int) -> None:
     if outputs < 100:
         np.testing.assert_array_equal(found, gguf_weight(raw.tobytes(), kind, (outputs, inputs)))
         blocks = integer_rows(torch.from_numpy(raw), kind.lower())
-        group, bits = blocks.type.group, blocks.type.bits
-        weight = QuantTensor("x", blocks.codes, blocks.scale, group, minimum=blocks.minimum, bits=bits)
+        group, bits, levels = blocks.type.group, blocks.type.bits, blocks.type.levels
+        parts = (blocks.codes, blocks.scale, group, None, blocks.minimum, None)
+        weight = QuantTensor("x", *parts, bits, levels)
         assert weight.scheme == blocks.type.scheme(inputs)
         assert same_bits(weight.dequantize().numpy(), found)
         assert int(blocks.codes.max()) < 2**bits

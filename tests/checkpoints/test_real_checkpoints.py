@@ -58,7 +58,7 @@ def test_layers_have_the_schemes_they_were_written_with(data: Path, name: str) -
             assert info.storage.startswith(group["storage"].replace("-", " "))
             assert info.refusal is None
             assert info.scheme is not None
-            assert f"int{info.scheme.bits}" == group["weight"]
+            assert info.scheme.levels.kind(info.scheme.bits) == group["weight"]
             channelwise = group["group_size"] == -1
             assert info.scheme.group_size == (info.shape[1] if channelwise else group["group_size"])
             assert info.scheme.channelwise == channelwise

@@ -28,7 +28,7 @@ FP8 = ["llama-ct-fp8-block", "qwen3-ct-fp8-dynamic"]
 
 def check_integer(info: LayerInfo, group: dict) -> None:
     assert isinstance(info.scheme, WeightScheme)
-    assert f"int{info.scheme.bits}" == group["weight"]
+    assert info.scheme.levels.kind(info.scheme.bits) == group["weight"]
     channelwise = group["group_size"] == -1
     assert info.scheme.group_size == (info.shape[1] if channelwise else group["group_size"])
     assert info.scheme.channelwise == channelwise

@@ -26,6 +26,12 @@ def test_logits_are_those_of_transformers(tmp_path: Path, portable: str) -> None
     report = json.loads((out / "report.json").read_text())
     rows = {row["name"]: row for row in report["layers"]}
     assert {rows[name]["storage"] for name in made.codes} == {"mxfp4"}
-    assert {rows[name]["mode"] for name in made.codes} == {"W8A16"}
+    assert {rows[name]["mode"] for name in made.codes} == {"W4A16"}
+    assert {rows[name]["scheme"] for name in made.codes} == {"e2m1 symmetric, group 32, bf16 scales"}
+    manifest = json.loads((out / "manifest.json").read_text())
+    [archive] = manifest["parameters"]
+    up = archive["tensors"]["model.layers.0.mlp.experts.up.codes"]["bytes"]
+    experts, (inner, hidden) = len(made.codes) // 3 // made.model.config.num_hidden_layers, (64, 64)
+    assert up == experts * 2 * inner * hidden // 2
     found = verify(out, folder, tokens=TOKENS)
     assert found.failures == () and all(check.equal for check in found.layers)

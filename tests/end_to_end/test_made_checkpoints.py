@@ -26,7 +26,7 @@ TYPES = {
     "attn_k": "Q4_K",
     "attn_v": "Q6_K",
     "attn_output": "Q5_K",
-    "ffn_gate": "Q5_0",
+    "ffn_gate": "IQ4_NL",
     "ffn_up": "Q5_1",
     "ffn_down": "Q3_K",
     "output": "Q2_K",
@@ -37,7 +37,7 @@ SCHEMES = {
     "k_proj": "int4 minimum, group 32, f32 scales",
     "v_proj": "int8 symmetric, group 16, f32 scales",
     "o_proj": "int8 minimum, group 32, f32 scales",
-    "gate_proj": "int8 symmetric, group 32, f16 scales",
+    "gate_proj": "iq4nl symmetric, group 32, f16 scales",
     "up_proj": "int8 minimum, group 32, f16 scales",
     "down_proj": "int4 symmetric, group 16, f32 scales",
     "lm_head": "int4 minimum, group 16, f32 scales",
@@ -50,7 +50,7 @@ def mixed_gguf(file: Path) -> Path:
     for at, (name, value) in enumerate(values.items()):
         kind = TYPES.get(name.removesuffix(".weight").rpartition(".")[2])
         if kind is not None:
-            size = 0.05 / {"Q5_0": 8, "Q5_1": 8, "Q2_K": 32}.get(kind, 512)  # weights of about 0.05
+            size = 0.05 / {"IQ4_NL": 64, "Q5_1": 8, "Q2_K": 32}.get(kind, 512)  # weights of about 0.05
             types[name] = (GGMLQuantizationType[kind], random_blocks(kind, *value.shape, seed=at, size=size))
         elif value.ndim == 1:
             values[name] = np.ones_like(value)

@@ -23,6 +23,7 @@ from halfbyte.lowering.layer_program import ArchivedLayer, layer_program
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.parameters import ParameterGroup, Parameters
 from halfbyte.lowering.targets.target import Target
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.program import LayerSource
 from halfbyte.passes.scheme import Activations, Zero
 from halfbyte.runtime.manifest import (
@@ -61,7 +62,7 @@ class Case:
         names = {np.dtype("f4"): "f32", np.dtype("f2"): "f16", np.dtype(ml_dtypes.bfloat16): "bf16"}
         return Linear(
             isa,
-            Packing(outputs, inputs, weight.group_size, weight.bits),
+            Packing(outputs, inputs, weight.group_size, weight.bits, Levels(weight.levels)),
             self.io,
             names[weight.scale.dtype],
             kind,

@@ -49,12 +49,18 @@ def cases() -> dict[str, FusedCase]:
     random, out = np.random.default_rng(1), {}
 
     def add(
-        digits: int, kind: str, shape: tuple[int, int, int], bias: bool, bits: int = 4, **around: Any
+        digits: int,
+        kind: str,
+        shape: tuple[int, int, int],
+        bias: bool,
+        bits: int = 4,
+        levels: str = "integers",
+        **around: Any,
     ) -> None:
         name = f"fused{len(out)}"
         normed, few = around.pop("normed", False), around.pop("few", 0)
         norm = random.normal(1, 0.3, shape[1]).astype(np.float32) if normed else None
-        weight = random_weight(len(out), *shape, kind, "f16", bias, bits)
+        weight = random_weight(len(out), *shape, kind, "f16", bias, bits, levels)
         case = Case(name, weight, "f32", digits, min_tokens=3 if few else 0, few=few or 3)
         out[name] = FusedCase(case, Around(norm, **around))
 
@@ -70,6 +76,8 @@ def cases() -> dict[str, FusedCase]:
     add(2, "minimum", (5, 1032, 256), False, normed=True)
     add(1, "minimum", (128, 128, 64), True, bits=8, normed=True, glu="silu", few=2)
     add(1, "symmetric", (40, 1320, 1320), True, bits=8, normed=True, residual=True)
+    add(3, "symmetric", (128, 96, 16), True, levels="e2m1", normed=True, glu="silu")
+    add(1, "symmetric", (40, 96, 32), False, levels="iq4nl", residual=True)
     return out
 
 

@@ -26,6 +26,12 @@ INNER = {
     "aarch64-i8mm": r"\tusmmla\t.*v[0-9]+\.4s",
     "aarch64-dotprod": r"\tsdot\t.*v[0-9]+\.4s",
 }
+# The same of an entry of a table.
+LOOK_UP = {
+    **dict.fromkeys(("amx", "avx512vnni", "x86-64-v4"), r"\tvpshufb\t.*%zmm"),
+    **dict.fromkeys(("avxvnni", "x86-64-v3"), r"\tvpshufb\t.*%ymm"),
+    **dict.fromkeys(("aarch64-i8mm", "aarch64-dotprod"), r"\ttbl\t.*16b"),
+}
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -36,6 +42,9 @@ def test_the_inner_product_is_the_cpus(cpu: str, bits: int, tmp_path: Path) -> N
     for name, digits in (("int8", 1), ("planes", 3)):
         weight = random_weight(digits, 256, 512, 128, "integer", "f16", bits=bits)
         layers.append(ArchivedLayer(name, Case(name, weight, "f32", digits).linear(target.isa, target)))
+    if bits == 4:
+        weight = random_weight(3, 256, 512, 32, "symmetric", "bf16", levels="e2m1")
+        layers.append(ArchivedLayer("table", Case("table", weight, "f32", 1).linear(target.isa, target)))
     files = f"--iree-hal-dump-executable-intermediates-to={tmp_path}"
     compile_module(layer_program(layers), [*target.flags, files], cache=False)
     text = "\n".join(path.read_text() for path in tmp_path.glob("*.s"))
@@ -43,6 +52,8 @@ def test_the_inner_product_is_the_cpus(cpu: str, bits: int, tmp_path: Path) -> N
     # At least a tile of four rows and a step of eight inputs, in each of two modes and forms; of tile registers
     # the 16 pairs of digit and columns.
     assert found.pop(cpu) >= (16 if cpu == "amx" else 65)
+    if bits == 4:
+        assert len(re.findall(LOOK_UP[cpu], text)) >= 8
     if cpu == "amx":
         assert found.pop("avx512vnni") >= 33, "few rows go without tiles"
         assert ("tdpbsud" in text) == (bits == 8), "4-bit weights are signed bytes by then"

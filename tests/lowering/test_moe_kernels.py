@@ -24,6 +24,7 @@ from halfbyte.lowering.kernels.moe import ExpertLinear, Moe
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.targets.cpu import CpuTarget
 from halfbyte.lowering.targets.target import Target
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.program import ExpertsSource
 from halfbyte.passes.scheme import Activations, Zero
 
@@ -78,7 +79,7 @@ def _linear(kind: str, weight: Weight) -> ExpertLinear:
         else Zero.MINIMUM
     )
     scale = next(name for name, dtype in TYPES.items() if weight.scale.dtype == dtype)
-    packing = Packing(*weight.codes.shape, weight.group_size, weight.bits)
+    packing = Packing(*weight.codes.shape, weight.group_size, weight.bits, Levels(weight.levels))
     return ExpertLinear(kind, packing, weight.bias is not None, scale, zero)
 
 
@@ -92,6 +93,10 @@ CASES = [
     Case("w8", random_experts(7, 3, 72, 66, (24, 66), "integer", "f32", bits=8), 1, "f32", 1),
     Case("w8_planes", random_experts(8, 3, 72, 66, (72, 66), "symmetric", "f16", bits=8), 2, "f32", 3),
     Case("oai", random_experts(9, 4, 64, 64, (32, 32), "symmetric", "f32", True, glu="oai"), 2, "f32", 3),
+    Case(
+        "e2m1", random_experts(11, 5, 96, 72, (32, 24), "symmetric", "bf16", True, levels="e2m1"), 2, "f32", 1
+    ),
+    Case("iq4nl", random_experts(12, 3, 64, 96, (32, 32), "symmetric", "f16", levels="iq4nl"), 2, "bf16", 2),
     Case("one_expert", random_experts(10, 1, 40, 24, (8, 8), "integer", "f16"), 1, "f32", 1),
 ]
 TOKENS = (0, 1, 2, 9, 33, 130)

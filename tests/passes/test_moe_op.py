@@ -17,6 +17,13 @@ CASES = {
     "planes": (random_experts(2, 4, 40, 64, (40, 64), "integer", "bf16", True), "none", 2, 2, "bf16"),
     "fp8": (random_experts(3, 6, 64, 48, (32, 48), "minimum", "f32"), "fp8", 3, E4M3, "f16"),
     "oai": (random_experts(4, 3, 33, 24, (33, 8), "symmetric", "f32", True, glu="oai"), "none", 3, 3, "f32"),
+    "e2m1": (
+        random_experts(6, 3, 64, 48, (32, 16), "symmetric", "bf16", levels="e2m1"),
+        "fp8",
+        3,
+        E4M3,
+        "f32",
+    ),
     "w8": (random_experts(5, 2, 32, 24, (8, 24), "integer", "f32", bits=8), "int8", 3, 1, "f32"),
 }
 
