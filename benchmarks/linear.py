@@ -22,15 +22,20 @@ from interleave import Worker, answer, pin, time_calls
 from peers import MODES, PEERS, Peer, Problem, make
 from roofline import draw
 
+# The whole numbers among fp4's values, around 8.
+_WHOLE_FP4 = np.array([8, 8, 9, 9, 10, 11, 12, 14, 8, 7, 7, 6, 6, 5, 4, 2], np.uint8)
 _COLD_BYTES = 160 << 20  # more than a last-level cache holds
 
 
-def weights(inputs: int, outputs: int, group: int, copies: int) -> tuple[list[Any], list[Any]]:
-    """Seeded codes and scales; scales have few enough bits to be exact in any 16-bit float."""
+def weights(
+    inputs: int, outputs: int, group: int, copies: int, fp4: bool = False
+) -> tuple[list[Any], list[Any]]:
+    """Seeded codes and scales, which are exact in any 16-bit float; with ``fp4`` the weights are values of its."""
     codes, scales = [], []
     for copy in range(copies):
         rng = np.random.default_rng(copy)
-        codes.append(rng.integers(0, 16, (outputs, inputs), dtype=np.uint8))
+        drawn = rng.integers(0, 16, (outputs, inputs), dtype=np.uint8)
+        codes.append(_WHOLE_FP4[drawn] if fp4 else drawn)
         steps = rng.integers(128, 256, (outputs, inputs // group)).astype(np.float32)
         scales.append(steps * np.float32(2.0**-15))
     return codes, scales
@@ -49,7 +54,8 @@ def work(name: str) -> None:
         question = json.loads(line)
         try:
             if question["do"] == "build":
-                codes, scales = weights(question["k"], question["n"], question["group"], question["copies"])
+                sizes, fp4 = (question[key] for key in ("k", "n", "group", "copies")), "_fp4" in name
+                codes, scales = weights(*sizes, fp4=fp4)
                 problem = Problem(codes, scales, question["group"], question["threads"], question["cpu"])
                 pin(question["threads"])
                 peer = make(name)
@@ -133,9 +139,12 @@ _INT8, _BF16 = ("dot_gmacs", "tile_gmacs"), ("fma_gmacs", "bf16_gmacs", "bf16_ti
 _NEEDS: dict[str, tuple[tuple[str, ...], int, float]] = {
     "w4a8": (_INT8, 1, 0.5),
     "w8a8": (_INT8, 1, 1.0),
+    "w8a16": (_INT8, 3, 1.0),
     "w4a16": (_INT8, 3, 0.5),
     "w4a16bf16": (_INT8, 2, 0.5),
     "w4afp8": (_INT8, 3, 0.5),
+    "fp4a8": (_INT8, 1, 0.5),
+    "fp4a16": (_INT8, 3, 0.5),
     "fp8": (_BF16, 1, 1.0),
     "fp8a16": (_BF16, 1, 1.0),
 }

@@ -45,7 +45,7 @@ class _Axes:
 
 def intensity(row: dict[str, Any]) -> float:
     """Multiply-adds per byte of the int4 (or int8) weights."""
-    weight_bytes = 1.0 if row["mode"] in ("w8a8", "fp8", "fp8a16") else 0.5
+    weight_bytes = 1.0 if row["mode"] in ("w8a8", "w8a16", "fp8", "fp8a16") else 0.5
     return float(row["m"] / (weight_bytes + 2 / row["group"]))
 
 
@@ -123,6 +123,9 @@ def _mark(mode: str, x: float, y: float, color: str, cold: bool) -> str:
     shapes = {
         "w4a8": f"M{x - 5:.1f},{y:.1f}a5,5 0 1,0 10,0a5,5 0 1,0 -10,0",
         "w8a8": f"M{x - 5:.1f},{y - 5:.1f}h10v10h-10z",
+        "w8a16": f"M{x - 6:.1f},{y - 4:.1f}h12v8h-12z",
+        "fp4a8": f"M{x - 3:.1f},{y:.1f}a3,6 0 1,0 6,0a3,6 0 1,0 -6,0",
+        "fp4a16": f"M{x:.1f},{y - 6:.1f}l4,12h-8z",
         "w4a16": f"M{x:.1f},{y - 6:.1f}l6,11h-12z",
         "w4a16bf16": f"M{x:.1f},{y + 6:.1f}l6,-11h-12z",
         "fp8": f"M{x - 6:.1f},{y:.1f}l6,-6l6,6l-12,0z",

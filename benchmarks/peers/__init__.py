@@ -50,14 +50,18 @@ class Peer(Protocol):
 
 
 # name -> module, class, arguments. The mode is part of the name: w4a8 and w8a8 quantize activations to int8 per token
-# (ggml and ONNX Runtime per block), w4a16 keeps them float32, w4a16bf16 bfloat16, w4afp8 makes them e4m3. fp8 has e4m3
-# weights and activations, fp8a16 e4m3 weights alone; their peer is a dense product in bfloat16.
+# (ggml and ONNX Runtime per block), w4a16 keeps them float32, w4a16bf16 bfloat16, w4afp8 makes them e4m3. fp4a8 and
+# fp4a16 have MXFP4's weights. fp8 has e4m3 weights and activations, fp8a16 e4m3 weights alone; their peer is a dense
+# product in bfloat16.
 PEERS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
     "halfbyte_w4a8": ("halfbyte_peer", "Halfbyte", ("int8", "f32", "int4")),
     "halfbyte_w4a16": ("halfbyte_peer", "Halfbyte", ("none", "f32", "int4")),
     "halfbyte_w4a16bf16": ("halfbyte_peer", "Halfbyte", ("none", "bf16", "int4")),
     "halfbyte_w8a8": ("halfbyte_peer", "Halfbyte", ("int8", "f32", "int8")),
     "halfbyte_w4afp8": ("halfbyte_peer", "Halfbyte", ("fp8", "f32", "int4")),
+    "halfbyte_fp4a8": ("halfbyte_peer", "Halfbyte", ("int8", "f32", "e2m1")),
+    "halfbyte_fp4a16": ("halfbyte_peer", "Halfbyte", ("none", "f32", "e2m1")),
+    "halfbyte_w8a16": ("halfbyte_peer", "Halfbyte", ("none", "f32", "int8")),
     "halfbyte_fp8": ("halfbyte_peer", "Halfbyte", ("fp8", "f32", "e4m3")),
     "halfbyte_fp8a16": ("halfbyte_peer", "Halfbyte", ("none", "bf16", "e4m3")),
     "ggml_w4a8": ("ggml_peer", "Ggml", (4,)),
@@ -76,7 +80,7 @@ PEERS: dict[str, tuple[str, str, tuple[Any, ...]]] = {
     "zentorch_w4a8": ("zentorch_peer", "Zentorch", (True,)),
     "zentorch_w4a16bf16": ("zentorch_peer", "Zentorch", (False,)),
 }
-MODES = ("w4a8", "w4a16", "w4a16bf16", "w8a8", "w4afp8", "fp8", "fp8a16")
+MODES = ("w4a8", "w4a16", "w4a16bf16", "w8a8", "w8a16", "w4afp8", "fp4a8", "fp4a16", "fp8", "fp8a16")
 
 
 def make(name: str) -> Peer:

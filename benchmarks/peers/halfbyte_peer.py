@@ -13,6 +13,7 @@ from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.layout import Packing
 from halfbyte.lowering.targets.cpu import CpuTarget
+from halfbyte.passes.levels import Levels
 from halfbyte.passes.program import LayerSource
 from halfbyte.passes.scheme import Activations, Zero
 from halfbyte.passes.weight import Fp8Tensor, QuantTensor
@@ -20,12 +21,19 @@ from halfbyte.runtime.device_array import DeviceArray, as_float32
 from peers import Problem
 from peers.halfbyte_program import LoadedProgram
 
+# The fp4 codes of the values u - 8, for u in 0..15 that have one.
+_FP4_CODES = np.array([0, 0, 15, 0, 14, 13, 12, 10, 0, 2, 4, 5, 6, 0, 7, 0], np.uint8)
+
 
 class Halfbyte:
-    """``halfbyte::linear`` with f16 scales, or ``fp8_block_linear``."""
+    """``halfbyte::linear`` with f16 scales, those of MXFP4 in bf16, or ``fp8_block_linear``."""
 
     def __init__(self, activations: str, io: str, weights: str) -> None:
         self.activations, self.io, self.weights = Activations(activations), io, weights
+
+    @property
+    def _levels(self) -> Levels:
+        return Levels.E2M1 if self.weights == "e2m1" else Levels.INTEGERS
 
     def build(self, problem: Problem) -> None:
         target = CpuTarget.named(problem.cpu)
@@ -45,18 +53,25 @@ class Halfbyte:
             return target.fp8_linear(
                 problem.outputs, problem.inputs, problem.group, self.io, False, quantized
             )
-        packing = Packing(problem.outputs, problem.inputs, problem.group, 8 if self.weights == "int8" else 4)
+        bits, levels = 8 if self.weights == "int8" else 4, self._levels
+        packing = Packing(problem.outputs, problem.inputs, problem.group, bits, levels)
         digits = 3 if self.io == "f32" else 2
-        arguments = (self.io, "f16", Zero.SYMMETRIC, False, self.activations, digits, 0, target.platform)
+        scale = "bf16" if self._levels is Levels.E2M1 else "f16"
+        arguments = (self.io, scale, Zero.SYMMETRIC, False, self.activations, digits, 0, target.platform)
         return Linear(target.isa, packing, *arguments)
 
     def _weight(
         self, name: str, codes: np.ndarray[Any, Any], scale: np.ndarray[Any, Any], group: int
     ) -> QuantTensor | Fp8Tensor:
-        """The problem's values in any form: e4m3 holds -8..7, and (16 u - 128) / 16 = u - 8."""
+        """The problem's values in any form: e4m3 holds -8..7, e2m1 some, and (16 u - 128) / 16 = u - 8."""
         if self.weights == "e4m3":
             bits = (torch.from_numpy(codes).float() - 8).to(torch.float8_e4m3fn).view(torch.uint8)
             return Fp8Tensor(name, bits, torch.from_numpy(scale), 1, group)
+        if self._levels is Levels.E2M1:
+            values = torch.from_numpy(_FP4_CODES[codes])
+            return QuantTensor(
+                name, values, torch.from_numpy(scale).bfloat16() / 2, group, levels=Levels.E2M1
+            )
         times = 16 if self.weights == "int8" else 1
         values, factors = torch.from_numpy(codes) * times, torch.from_numpy(scale).half() / times
         return QuantTensor(name, values, factors, group, bits=8 if self.weights == "int8" else 4)

@@ -165,7 +165,7 @@ def test_the_archive_holds_the_checkpoints_bits_per_weight(model: Compiled) -> N
     """Codes, and scales beside them: no copy of a quantized weight in any wider form."""
     [archive] = model.bundle.manifest.parameters
     quantized = [layer for layer in model.bundle.manifest.layers if layer.scheme != "float"]
-    size = {"int4": 0.5, "int8": 1.0, "e4m3": 1.0}
+    size = {"int4": 0.5, "e2m1": 0.5, "int8": 1.0, "e4m3": 1.0}
     report = json.loads((model.bundle.folder / "report.json").read_text())
     weights = 0.0
     for layer in quantized:  # the outputs of every expert are padded to 64
