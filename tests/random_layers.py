@@ -38,9 +38,11 @@ def random_weight(
     )
 
 
-def extreme_weight(seed: int, outputs: int, inputs: int, group_size: int, levels: str) -> Weight:
+def extreme_weight(
+    seed: int, outputs: int, inputs: int, group_size: int, levels: str, scale: str = "f32"
+) -> Weight:
     """A weight with a table, each output of which has one code everywhere: the largest sums of either sign."""
-    weight = random_weight(seed, outputs, inputs, group_size, "symmetric", levels=levels)
+    weight = random_weight(seed, outputs, inputs, group_size, "symmetric", scale, levels=levels)
     codes = np.repeat(np.arange(outputs, dtype=np.uint8)[:, None] % 16, inputs, 1)
     return replace(weight, codes=codes)
 

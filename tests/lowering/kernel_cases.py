@@ -78,19 +78,21 @@ def cases() -> dict[str, Case]:
                 seed += 1
         weight = random_weight(seed, 40, 192, 128, "minimum", "f16", True, bits)
         out[f"w{bits}_{digits}_minimum"] = Case(f"w{bits}_{digits}_minimum", weight, "f32", digits)
-    for levels, scale in (("e2m1", "bf16"), ("iq4nl", "f16")):
-        for digits in (1, 2, 3, E4M3) if levels == "e2m1" else (1, 2, 3):
-            for io, bias, shape in (("f32", False, (65, 96, 32)), ("bf16", True, (40, 208, 16))):
-                mode = {E4M3: "e4m3", 1: "int8"}.get(digits, f"planes{digits}")
-                name = f"{levels}_{mode}_{io}_{shape[0]}x{shape[1]}_g{shape[2]}"
+    for levels, scale, modes in (("e2m1", "bf16", (1, 2, 3, E4M3)), ("iq4nl", "f16", (1, 2, 3))):
+        for digits in modes:
+            io, bias = ("f32", False) if digits in (1, 3) else ("bf16", True)
+            mode = {E4M3: "e4m3", 1: "int8"}.get(digits, f"planes{digits}")
+            for outputs, inputs, group_size in ((65, 96, 32), (40, 208, 16), (70, 35, 35)):
+                name = f"{levels}_{mode}_{io}_{outputs}x{inputs}_g{group_size}"
+                shape = (outputs, inputs, group_size)
                 weight = random_weight(seed, *shape, "symmetric", scale, bias, levels=levels)
                 out[name] = Case(name, weight, io, digits)
                 seed += 1
-        weight = extreme_weight(seed, 24, 136, 24, levels)
         for digits in (1, 3):
-            out[f"{levels}_extreme_{digits}"] = Case(f"{levels}_extreme_{digits}", weight, "f32", digits)
-        weight = random_weight(seed, 70, 1320, 1320, "symmetric", "f32", True, levels=levels)
-        out[f"{levels}_channelwise"] = Case(f"{levels}_channelwise", weight, "f16", 1, min_tokens=4, few=2)
+            name = f"{levels}_extreme_{digits}"
+            out[name] = Case(name, extreme_weight(seed, 24, 136, 24, levels, scale), "f32", digits)
+        weight = random_weight(seed, 70, 1320, 1320, "symmetric", scale, levels=levels)
+        out[f"{levels}_min_tokens"] = Case(f"{levels}_min_tokens", weight, "f32", 1, min_tokens=4)
     for few in (2, 3):
         _, kind, io, scale, bias = next(s for s in settings() if s[0] == few and s[4])
         weight = random_weight(few, 70, 192, 64, kind, scale, bias)
@@ -103,11 +105,11 @@ CASES = cases()
 
 def _with_many_rows() -> set[str]:
     """One case of every mode, of several blocks of columns."""
-    out: dict[tuple[int, int, str], str] = {}
+    out: dict[tuple[int, int], str] = {}
     for name, case in CASES.items():
         outputs, inputs = case.weight.codes.shape
         if outputs > 64 and inputs < 400 and not case.min_tokens:
-            out.setdefault((case.digits, case.weight.bits, case.weight.levels), name)
+            out.setdefault((case.digits, case.weight.bits), name)
     return set(out.values())
 
 
