@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -188,11 +189,11 @@ def test_the_norm_is_that_of_torch_but_for_roundings() -> None:
 
 
 def test_equals_the_twin_on_rows_of_every_kind() -> None:
-    weight, norm = random_weight(1, 128, 96, 32, "integer"), random_activations(1, 1, 96)[0]
-    x = telling_rows(96)
+    weights = (random_weight(1, 128, 96, 32), random_weight(2, 128, 96, 32, "symmetric", levels="e2m1"))
+    norm, x = random_activations(1, 1, 96)[0], telling_rows(96)
     residual = random_activations(3, len(x), 128)
-    for activations, digits in (("int8", 1), ("none", 3)):
-        given = linear_arguments(x, weight, activations, digits)
+    for weight, (activations, digits) in itertools.product(weights, (("int8", 1), ("none", 3))):
+        *given, levels = linear_arguments(x, weight, activations, digits)
         for around in (
             Around(norm, 1e-6, True, "silu"),
             Around(norm, 0.0, glu="gelu_tanh"),
@@ -200,6 +201,6 @@ def test_equals_the_twin_on_rows_of_every_kind() -> None:
         ):
             beside = residual if around.residual else None
             got = torch.ops.halfbyte.fused_linear(
-                *given, tensor(norm), around.eps, around.plus_one, around.glu, tensor(beside)
+                *given, tensor(norm), around.eps, around.plus_one, around.glu, tensor(beside), levels
             )
             assert same_bits(array(got), fused_linear(x, weight, digits, around, beside))
