@@ -80,9 +80,10 @@ AVX2 = InstructionSet(
     frozenset({"avx2", "fma"}),
     lanes=8,
     columns=16,
-    rows={1: (3, 2, 1), 2: (2, 1), 3: (1,)},
-    panel={1: (3, 2, 1), 2: (2, 1), 3: (1,)},
-    least_panel=8,
+    # 12 accumulators at most, of int16 while four steps last; for many rows three digits of one are better than of two.
+    rows={1: (3, 2, 1), 2: (3, 2, 1), 3: (2, 1)},
+    panel={1: (3, 2, 1), 2: (3, 2, 1), 3: (1,)},
+    least_panel=16,
 )
 DOTPROD = InstructionSet(
     "dotprod",
