@@ -136,14 +136,14 @@ class Fp8Gemm:
                 panel=ROW_BLOCK if tiles else 48,
                 tiles=tiles,
             )
-        wide = self.unit is FloatUnit.WIDE
-        return render(
-            "fp8_gemm.mlir.j2",
-            **values,
-            columns=64 if wide else 16,
-            heights=(6, 4, 2, 1) if wide else (4, 2, 1),
-            panel=48,
-        )
+        return render("fp8_gemm.mlir.j2", **values, **_TILES[self.unit], panel=48)
+
+
+# Of fp8_gemm.mlir.j2: columns of a tile by its rows, the highest first; rows from which the panel form is faster.
+_TILES: dict[FloatUnit, dict[str, Any]] = {
+    FloatUnit.WIDE: {"widths": {6: 64, 4: 64, 2: 64, 1: 64}, "least_panel": 8},
+    FloatUnit.NARROW: {"widths": {4: 16, 2: 32, 1: 64}, "least_panel": 3},
+}
 
 
 def _e4m3_tables() -> dict[str, list[int]]:
