@@ -33,13 +33,15 @@ class LinearCall:
 def linear_call(target: Target, op: Any) -> LinearCall:
     x, codes, scale, zero, minimum, bias, *settings = op.operands
     bits, group_size, activations, digits, min_tokens = map(constant, settings[:5])
+    *fused, fixed = settings[5:]
     norm, glu, residual, given = None, None, False, [x]
-    if len(settings) > 5:  # a fused one
-        weight, eps, plus_one, product, beside = settings[5:]
+    if fused:
+        weight, eps, plus_one, product, beside = fused
         residual = not is_none(beside)
         glu = Glu(constant(product)) if constant(product) else None
         norm = None if is_none(weight) else RmsNorm(constant(eps), bool(constant(plus_one)))
         given += [value for value in (beside, weight) if not is_none(value)]
+    given += [] if is_none(fixed) else [fixed]
     shaped, (outputs, _) = Shaped.of(x), Shaped.of(codes).shape
     inputs = shaped.shape[-1]
     assert inputs is not None and outputs is not None
