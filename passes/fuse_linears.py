@@ -18,6 +18,7 @@ from halfbyte.passes.program import Program, drop_dead_state, layer_nodes, repla
 _aten: Any = torch.ops.aten
 _LINEAR = torch.ops.halfbyte.linear.default
 _FUSED = torch.ops.halfbyte.fused_linear.default
+_FIXED_AT = 11  # of linear's arguments; last of the fused one's
 _NAMES = {"silu": "SwiGLU", "gelu_tanh": "GeGLU"}
 _HALVES = (_aten.chunk.default, _aten.split.Tensor, _aten.split_with_sizes.default)
 
@@ -120,7 +121,8 @@ def _fuse(entry: ExportedProgram, node: Node, found: _Around) -> None:
         if found.picked is not None:
             x = entry.graph.call_function(_aten.select.int, (x, *found.picked.args[1:]))
             x.meta = dict(found.picked.meta)
-        arguments = (x, *node.args[1:], *found.norm, found.glu, found.residual)
+        own, fixed = node.args[1:_FIXED_AT], node.args[_FIXED_AT:]
+        arguments = (x, *own, *found.norm, found.glu, found.residual, *fixed)
         fused = entry.graph.call_function(_FUSED, arguments)
     fused.meta = dict(node.meta, val=found.last.meta["val"])
     replace(entry, found.last, fused)
