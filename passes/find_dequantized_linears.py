@@ -91,7 +91,7 @@ class FindDequantizedLinears:
             return 0
         weight = regrouped(name, match)
         activations = self._activations(product.rounding, weight)
-        if not isinstance(weight, Refusal) and activations not in weight.scheme.computed:
+        if not isinstance(weight, Refusal) and activations.family not in weight.scheme.computed:
             weight = Refusal(
                 name,
                 f"{weight.scheme} under {activations.value} activations",
@@ -118,8 +118,10 @@ class FindDequantizedLinears:
         if self.activations is not None:
             return self.activations
         asked = None if rounding is None else rounding.activations
-        computed = isinstance(weight, Refusal) or asked in weight.scheme.computed
-        return asked if asked is not None and computed else Activations.NONE
+        if asked is None:
+            return Activations.NONE
+        computed = isinstance(weight, Refusal) or asked.family in weight.scheme.computed
+        return asked if computed else Activations.NONE
 
 
 def _rounded(entry: ExportedProgram, product: Product) -> Node:

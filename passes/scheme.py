@@ -32,12 +32,14 @@ class Activations(enum.Enum):
         return self.value.startswith(Activations.INT8.value)
 
     @property
+    def family(self) -> Activations:
+        """``INT8`` for all of its roundings, any other kind itself."""
+        return Activations.INT8 if self.is_int8 else self
+
+    @property
     def has_zeros(self) -> bool:
         """Whether codes have a zero point."""
         return self in (Activations.INT8_AFFINE, Activations.INT8_AFFINE_F32, Activations.INT8_FIXED)
-
-
-INT8_ROUNDINGS = tuple(kind for kind in Activations if kind.is_int8)
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,10 @@ class WeightScheme:
 
     @property
     def computed(self) -> tuple[Activations, ...]:
-        """What ``halfbyte::linear`` can do to the input of such a layer."""
+        """What ``halfbyte::linear`` can do to the input of such a layer, int8 by any of its roundings."""
         if self.bits == 4:
-            return (Activations.NONE, *INT8_ROUNDINGS, Activations.FP8)
-        return (Activations.NONE, *INT8_ROUNDINGS)
+            return (Activations.NONE, Activations.INT8, Activations.FP8)
+        return (Activations.NONE, Activations.INT8)
 
 
 @dataclass(frozen=True)
