@@ -92,7 +92,7 @@ class TorchaoTensor:
         self.contradictions.add(self.name, text)
 
     def rounding(self, kind: Activations) -> Activations:
-        """The rounding of activations, exactly torchao's, or the kernels' own, which is what experts have, and a note."""
+        """The rounding of a layer's activations: torchao's; of experts the kernels' own, with a note."""
         if kind is Activations.INT8 or not _EXPERT.search(self.name):
             return kind
         if kind is not Activations.INT8_SYMMETRIC:

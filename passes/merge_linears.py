@@ -37,8 +37,9 @@ class MergeLinears:
     """One GEMM instead of several where only the columns differ; each column is computed as before.
 
     Linears merge when their input, group size, scale dtype, kind of zero point, activations (and what they are
-    rounded with, where it is fixed) and presence of a bias agree; e4m3 ones when their input, inputs per block, scale dtype, activations and presence of a bias
-    do. Inputs permuted by activation order agree when the permutations are equal.
+    rounded with, where it is fixed) and presence of a bias agree; e4m3 ones when their input, inputs per block, scale
+    dtype, activations and presence of a bias do. Inputs permuted by activation order agree when the permutations are
+    equal.
     """
 
     name: str = "merge-linears"

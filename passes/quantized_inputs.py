@@ -228,9 +228,7 @@ def _chosen(x: Node, scale: Any, zero: Any) -> _Chosen | None:
         return None
     if operator_name(choice) in _CHOOSE:
         sharing, zeros = _CHOOSE[operator_name(choice)]
-        return _Chosen(
-            choice, sharing, zeros, "" if zeros else "127" if sharing == "token" else "127.5"
-        )
+        return _Chosen(choice, sharing, zeros, "" if zeros else "127" if sharing == "token" else "127.5")
     low, high = _range(given, given["target_dtype"])
     block = given["block_size"]
     inside = [size for size in block if size != 1]

@@ -120,7 +120,8 @@ class Fp8Gemm:
         if self.platform.is_gpu:
             rows = 4
             # What gemm_parts.mlir.j2 asks about integer weights.
-            values |= {"mode": "planes", "digits": 1, "bits": 8, "zero": "symmetric", "scale": "f32", "off_centre": False}
+            values |= {"mode": "planes", "digits": 1, "bits": 8, "zero": "symmetric", "scale": "f32"}
+            values["off_centre"] = False
             values |= {"few_rows": 0, "few_columns": 64, "rows_per_thread": rows, "tile_rows": 4 * rows}
             return render(self.platform.template("fp8_gemm"), **values, lanes=1)
         if self.unit.pairs:

@@ -24,7 +24,11 @@ from halfbyte.passes.scheme import Activations, Zero
 
 @dataclass(frozen=True)
 class Argument:
-    """One tensor of a packed weight as the function takes it: ``name`` is codes, scale, zero, minimum, bias or colsum."""
+    """One tensor of a packed weight as the function takes it.
+
+    Attributes:
+        name: codes, scale, zero, minimum, bias or colsum; norm or fixed of those that are no weight's.
+    """
 
     name: str
     shape: tuple[int, ...]

@@ -1,7 +1,7 @@
 """Activations rounded to int8 as PyTorch's own tools do: x is near scale * (code - zero), codes are -128..127.
 
-Semantics: torchao's ``choose_qparams_affine`` and ``quantize_affine`` (`quant_primitives`) as its linears call them, and
-``quantized_decomposed.quantize_per_tensor``. All divide once, by the scale, and multiply by what that gives.
+Semantics: torchao's ``choose_qparams_affine`` and ``quantize_affine`` (`quant_primitives`) as its linears call them,
+and ``quantized_decomposed.quantize_per_tensor``. All divide once, by the scale, and multiply by what that gives.
 """
 
 from __future__ import annotations

@@ -143,9 +143,11 @@ def _fake(
     wanted = activations == Activations.INT8_FIXED.value
     torch._check(
         wanted == (fixed is not None),
-        lambda: f"fixed goes with int8_fixed activations alone, not with {activations!r}"
-        if fixed is not None
-        else "int8_fixed activations need fixed",
+        lambda: (
+            f"fixed goes with int8_fixed activations alone, not with {activations!r}"
+            if fixed is not None
+            else "int8_fixed activations need fixed"
+        ),
     )
     torch._check(
         fixed is None or tuple(fixed.shape) == (len(FIXED),),

@@ -1,4 +1,4 @@
-"""Whole models that PyTorch's tools quantized: what is compiled gives what their own operators give, to float rounding."""
+"""Whole models that PyTorch's tools quantized: compiled ones give what their own operators give, to float rounding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Logits(torch.nn.Module):
         from transformers import LlamaConfig, LlamaForCausalLM
 
         torch.manual_seed(1)
-        sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "vocab_size": 160}
+        sizes = {"hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 1, "vocab_size": 160}
         heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
         self.model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=64)).eval()
 
@@ -37,7 +37,11 @@ def _compiled(module: torch.nn.Module, given: torch.Tensor, shapes: object, out:
 
 
 def test_a_llama_of_8da4w(tmp_path: Path) -> None:
-    """int4 weights in groups, activations int8 per token with zero points: W4A8 with torchao's own codes."""
+    """int4 weights in groups, activations int8 per token with zero points: W4A8 with torchao's own codes.
+
+    A last bit of a norm turns a code here and there, and with it the tokens that see it: most are equal to 1e-6, where
+    the kernels' own rounding leaves every token 1 % away.
+    """
     model, tokens = _Logits(), torch.randint(0, 160, (1, 19), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
         floats = array(model(tokens))
@@ -49,15 +53,13 @@ def test_a_llama_of_8da4w(tmp_path: Path) -> None:
     shapes = {1: torch.export.Dim("T", min=2, max=64)}
     compiled = _compiled(model, tokens, shapes, tmp_path / "llama")
     rows = compiled.report["layers"]
-    assert {(row["mode"], row["activations"]) for row in rows} == {("W4A8", "int8_affine")} and len(rows) == 15
-    [got] = halfbyte.load(compiled.path).call("forward", tokens.numpy())
-    largest = np.abs(eager).max()
-    assert np.abs(got - eager).max() <= NEAR * largest < np.abs(eager - floats).max()
-    [other] = halfbyte.load(compiled.path).call("forward", tokens[:, :7].numpy())
-    assert np.abs(other - eager[:, :7]).max() <= NEAR * largest
-
-
-NEAR = 1e-3
+    assert {(row["mode"], row["activations"]) for row in rows} == {("W4A8", "int8_affine")} and len(rows) == 8
+    bundle = halfbyte.load(compiled.path)
+    for count in (19, 7):
+        [got] = bundle.call("forward", tokens[:, :count].numpy())
+        errors = np.abs(got - eager[:, :count])[0].max(1) / np.abs(eager).max()
+        assert np.median(errors) <= 1e-6 and errors.max() <= 0.02, errors
+    assert np.abs(eager - floats).max() >= 0.05 * np.abs(eager).max()  # what quantizing costs
 
 
 def test_static_scales_of_export_quantization(tmp_path: Path) -> None:

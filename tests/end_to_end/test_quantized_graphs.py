@@ -159,7 +159,11 @@ def test_results_on_vulkan(bundle: halfbyte.Compiled, wanted: tuple[Array, list[
     if no_vulkan():
         pytest.skip(no_vulkan())
     x, want = wanted
-    for one, other in zip(halfbyte.load(bundle.path, device="vulkan").call("forward", x), want, strict=True):
+    got = halfbyte.load(bundle.path, device="vulkan").call("forward", x)
+    # Of a row of zeros the rounding of sums is left, which is the zero point times those of the weights.
+    np.testing.assert_allclose(got[len(CONFIGS)][3], want[len(CONFIGS)][3], atol=1e-6)
+    got[len(CONFIGS)][3] = want[len(CONFIGS)][3]
+    for one, other in zip(got, want, strict=True):
         assert far_rows(one, other, 4e-6) == []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class Rounded:
     case: Case
     kind: str
     fixed: Array | None = None
-    around: Around = Around()
+    around: Around = field(default_factory=Around)
 
     def linear(self, isa: InstructionSet, target: Target) -> Linear:
         plain, around = self.case.linear(isa, target), self.around
@@ -98,7 +98,9 @@ def given(name: str) -> tuple[Array, Array]:
     case = CASES[name].case
     outputs, inputs = case.weight.codes.shape
     random = random_activations(inputs, max(ROWS), inputs, case.io)
-    x = np.concatenate([random[:3], telling_rows(inputs, case.io), np.abs(random[3:9]), -np.abs(random[9:12]), random])
+    x = np.concatenate(
+        [random[:3], telling_rows(inputs, case.io), np.abs(random[3:9]), -np.abs(random[9:12]), random]
+    )
     return x[: max(ROWS)], random_activations(outputs, max(ROWS), outputs)
 
 
@@ -173,7 +175,11 @@ def test_is_near_the_twin_on_vulkan(on_vulkan: AnyBundle, name: str) -> None:
     """Codes are equal; sums are rounded without fused operations, in proportion to what the zero point takes off."""
     rounded, (x, _) = CASES[name], given(name)
     case, alone = rounded.case, None
-    off = taken_off(x, case.weight, rounded.kind, rounded.fixed) if rounded.kind != SYMMETRIC else np.zeros(len(x))
+    off = (
+        taken_off(x, case.weight, rounded.kind, rounded.fixed)
+        if rounded.kind != SYMMETRIC
+        else np.zeros(len(x))
+    )
     unit = {"f32": 1e-6, "f16": 2.0**-10, "bf16": 2.0**-7}[case.io]
     for rows in (0, 1, 4, 5, 33, 130):
         few = rows < case.min_tokens
@@ -198,7 +204,7 @@ def test_cuda_is_assembled(tmp_path: Path) -> None:
     found = assembled(tmp_path / "ptx", "sm_80", tmp_path)
     for name, entry in found.items():
         assert entry.spilled == 0 and not entry.count("div.full") and not entry.count("div.approx"), name
-        if "_quantize_int8_affine" in name or "_quantize_norm" in name and "_affine" in name:
+        if "_quantize_int8_affine" in name or ("_quantize_norm" in name and "_affine" in name):
             assert entry.count("div.rn.f32") >= 2 and entry.count("rcp.rn.f32") >= 1, name
         assert not entry.count("rcp.approx"), name
     assert any("_gemm_w4_int8_zeros_" in name for name in found)

@@ -176,9 +176,12 @@ def test_fixed_scales_are_the_kernels(rounds: Any, parameters: Any, decomposed: 
 
 def test_fixed_scales_that_no_float32_has_stay() -> None:
     for scale in (1e-45, 3e38):
-        parts = (scale, 0, -128, 127, torch.int8)
-        module = Quantized(WEIGHT, lambda x, parts=parts: Q.dequantize_per_tensor(Q.quantize_per_tensor(x, *parts), *parts))
-        [row] = rewritten(module).report.layers
+
+        def rounds(x: torch.Tensor, scale: float = scale) -> torch.Tensor:
+            parts = (scale, 0, -128, 127, torch.int8)
+            return Q.dequantize_per_tensor(Q.quantize_per_tensor(x, *parts), *parts)
+
+        [row] = rewritten(Quantized(WEIGHT, rounds)).report.layers
         assert row.mode == "W4A16" and "int8 with a fixed scale, stays before it" in row.reason
 
 
@@ -210,7 +213,11 @@ def test_a_layer_that_is_called_twice_has_two_fixed_scales() -> None:
     assert sorted(kinds) == ["int8_fixed"] * 3 + ["none"]
     given = [fixed_parameters(np.float32(scale), 0) for scale in (0.04, 0.5)]
     got = run_all(program, x)
-    for y, of, fixed_ in ((got[0], x, given[0]), (got[1], x, given[1]), (got[2], x + np.float32(1), given[0])):
+    for y, of, fixed_ in (
+        (got[0], x, given[0]),
+        (got[1], x, given[1]),
+        (got[2], x + np.float32(1), given[0]),
+    ):
         assert same_bits(y, rounded_linear(of, WEIGHT, FIXED, fixed_))
     assert same_bits(got[3], linear(x, WEIGHT, 3))
 

@@ -1,4 +1,4 @@
-"""The roundings of activations that PyTorch's tools have: codes, scales and zero points are those of their operators."""
+"""The roundings of activations that PyTorch's tools have: codes, scales and zero points are their operators'."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
-from int8_twin import AFFINE, AFFINE_F32, FIXED, KINDS, SYMMETRIC, column_sums, fixed_parameters, linear, rounded
+from int8_twin import (
+    AFFINE,
+    AFFINE_F32,
+    FIXED,
+    KINDS,
+    SYMMETRIC,
+    column_sums,
+    fixed_parameters,
+    linear,
+    rounded,
+)
 from numpy_twin import TYPES, Array, same_bits
 from random_layers import KINDS as ZEROS
 from random_layers import random_activations, random_weight, telling_rows
@@ -27,7 +37,14 @@ def rows_of(inputs: int, io: str) -> Array:
     largest = 3e38 if io != "f16" else 6e4
     one_sided = random.random((20, inputs)) * np.exp(random.uniform(-6, 6, (20, 1)))
     whole = random.integers(-300, 300, (40, inputs)) / 2
-    rows = [one_sided, -one_sided, whole, whole * 2.0**-9, np.full((1, inputs), 0.7), np.full((1, inputs), -3e-3)]
+    rows = [
+        one_sided,
+        -one_sided,
+        whole,
+        whole * 2.0**-9,
+        np.full((1, inputs), 0.7),
+        np.full((1, inputs), -3e-3),
+    ]
     rows += [random.normal(size=(5, inputs)) * (2.0**-118 if io != "f16" else 2.0**-22)]
     rows += [random.random((3, inputs)) * largest, -random.random((3, inputs)) * largest]
     return np.concatenate(
@@ -96,7 +113,9 @@ def test_fixed_scales_equal_quantize_per_tensor(io: str, kind: torch.dtype, leas
 @pytest.mark.parametrize("kind", KINDS)
 def test_bad_rows_and_zero_rows(kind: str) -> None:
     """A bad row is NaN; zeros have the least scale and the code that means zero, as in torchao."""
-    x = np.array([[1, 2], [np.nan, 2], [1, np.inf], [-np.inf, 3], [0, -0.0], [3, -4], [3e38, -3e38]], np.float32)
+    x = np.array(
+        [[1, 2], [np.nan, 2], [1, np.inf], [-np.inf, 3], [0, -0.0], [3, -4], [3e38, -3e38]], np.float32
+    )
     fixed = fixed_parameters(0.5, 3) if kind == FIXED else None
     codes, scale, zero = parts(x, kind, fixed)
     overflows = kind in (AFFINE, AFFINE_F32)
@@ -132,7 +151,9 @@ def test_it_is_the_product_of_what_is_dequantized(zeros: str) -> None:
     for kind in (AFFINE, SYMMETRIC, FIXED):
         fixed = fixed_parameters(0.05, -100) if kind == FIXED else None
         codes, scale, zero = rounded(x, kind, fixed)
-        want = (codes - zero[:, None]) * scale[:, None].astype(np.float64) @ weight.dequantized().T + weight.bias
+        want = (codes - zero[:, None]) * scale[:, None].astype(
+            np.float64
+        ) @ weight.dequantized().T + weight.bias
         got = array(torch.ops.halfbyte.linear(*linear_arguments(x, weight, kind), tensor(fixed)))
         near = 128 * scale[:, None] * np.abs(column_sums(weight)).max() + np.abs(want).max(1, keepdims=True)
         assert (np.abs(got - want) <= 4e-7 * near).all()
