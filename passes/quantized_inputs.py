@@ -39,6 +39,7 @@ _CHOOSE = {
     f"{_DECOMPOSED}.choose_qparams": ("tensor", True),
     f"{_DECOMPOSED}.choose_qparams_symmetric": ("tensor", False),
 }
+_ASYMMETRIC = [name for name, chosen in _CHOOSE.items() if chosen == ("token", True)]
 _RANGES = {torch.int8: (-128, 127), torch.uint8: (0, 255)}
 
 
@@ -112,7 +113,11 @@ def quantization(node: Any, evaluate: StateEval) -> InputRounding | None:
 
 
 def _exact(quantize: Node, x: Node, scale: Node, choice: Node) -> Activations | None:
-    """Which of the kernels' roundings gives the very codes of torchao's operators; None where none does."""
+    """Which of the kernels' roundings gives the very codes of these operators; None where none does."""
+    if operator_name(quantize) == f"{_DECOMPOSED}.quantize_per_token":
+        given = arguments(quantize)
+        eight = _range(given, given["dtype"]) == (-128, 127) and not _recast(given["scales"])
+        return Activations.INT8_AFFINE_F64 if eight and operator_name(choice) in _ASYMMETRIC else None
     if operator_name(choice) != _CHOOSE_AFFINE or operator_name(quantize) != "torchao.quantize_affine":
         return None
     chosen, given, dtype = arguments(choice), arguments(quantize), x.meta["val"].dtype
@@ -123,6 +128,8 @@ def _exact(quantize: Node, x: Node, scale: Node, choice: Node) -> Activations | 
         return None
     kept = chosen["scale_dtype"] or dtype
     for kind, rounding in ROUNDINGS.items():
+        if rounding.double:
+            continue
         least = chosen["eps"] if chosen["eps"] is not None else torch.finfo(dtype).smallest_normal
         mapping = "ASYMMETRIC" if rounding.zeros else "SYMMETRIC"
         inner = dtype if rounding.narrow else torch.float32

@@ -23,6 +23,7 @@ class Activations(enum.Enum):
     # W4A8 as PyTorch's own tools round, see ``passes/ops/int8_roundings.py``:
     INT8_AFFINE = "int8_affine"  # per token with a zero point: torchao's 8da4w
     INT8_AFFINE_F32 = "int8_affine_f32"  # the same in torchao's Int8DynActInt4WeightLinear
+    INT8_AFFINE_F64 = "int8_affine_f64"  # per token with a zero point: quantized_decomposed's
     INT8_SYMMETRIC = "int8_symmetric"  # per token, scale absmax / 127.5
     INT8_FIXED = "int8_fixed"  # one scale and zero point, known before, for all tokens
 
@@ -39,7 +40,7 @@ class Activations(enum.Enum):
     @property
     def has_zeros(self) -> bool:
         """Whether codes have a zero point."""
-        return self in (Activations.INT8_AFFINE, Activations.INT8_AFFINE_F32, Activations.INT8_FIXED)
+        return self.is_int8 and self not in (Activations.INT8, Activations.INT8_SYMMETRIC)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ import ml_dtypes
 import numpy as np
 from numpy_twin import Array, Weight, flushed, fma
 
-AFFINE, AFFINE_F32, SYMMETRIC, FIXED = "int8_affine", "int8_affine_f32", "int8_symmetric", "int8_fixed"
-KINDS = (AFFINE, AFFINE_F32, SYMMETRIC, FIXED)
+AFFINE, AFFINE_F32, AFFINE_F64 = "int8_affine", "int8_affine_f32", "int8_affine_f64"
+SYMMETRIC, FIXED = "int8_symmetric", "int8_fixed"
+KINDS = (AFFINE, AFFINE_F32, AFFINE_F64, SYMMETRIC, FIXED)
 _EPS = 2.0**-23
 
 
@@ -37,12 +38,14 @@ def rounded(x: Array, kind: str, fixed: Array | None = None) -> tuple[Array, Arr
                 ratio = row.astype(np.float32) * inverse
             else:
                 scale, zero = _parameters(row, kind)
-                inner = row if kind == AFFINE else row.astype(np.float32)
+                inner = row.astype({AFFINE: x.dtype, AFFINE_F64: np.float64}.get(kind, np.float32))
                 ratio = inner * (inner.dtype.type(1) / inner.dtype.type(scale))
                 least, most = -128, 127
             if np.isfinite(np.float32(scale)):
                 scales[m], zeros[m] = np.float32(scale), int(zero)
                 whole = np.rint(ratio.astype(np.float64)) + float(zero)
+                if kind == AFFINE_F64:
+                    whole = np.rint(ratio + float(zero))
                 codes[m] = np.clip(whole, float(least), float(most)).astype(np.int64)
     return codes, scales, zeros
 
@@ -54,6 +57,11 @@ def _parameters(row: Array, kind: str) -> tuple[Any, int]:
     if kind == SYMMETRIC:
         return max(number(max(-low, high) / number(127.5)), number(_EPS)), 0
     scale = max((high - low) / number(255), number(smallest if kind == AFFINE else _EPS))
+    if kind == AFFINE_F64:  # XNNPACK's: of the ends of the range, the one whose code is off by less
+        down, up = low / scale, high / scale
+        low_end, high_end = number(-128) - down, number(127) - up
+        off = (number(-128) + down) + (number(127) + up)
+        return scale, int(np.rint(np.clip(float(low_end if off > 0 else high_end), -128, 127)))
     return scale, int(np.clip(-128 - np.rint(float(low / scale)), -128, 127))
 
 

@@ -139,6 +139,7 @@ class Quantize:
             "divisor": _float_bits(known.divisor),
             "least": _float_bits(known.least_scale(FLOAT_DTYPES[self.io])),
             "narrow": known.narrow and self.io != "f32",
+            "double": known.double,
         }
 
 

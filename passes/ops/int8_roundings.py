@@ -1,7 +1,7 @@
 """Activations rounded to int8 as PyTorch's own tools do: x is near scale * (code - zero), codes are -128..127.
 
 Semantics: torchao's ``choose_qparams_affine`` and ``quantize_affine`` (`quant_primitives`) as its linears call them,
-and ``quantized_decomposed.quantize_per_tensor``. All divide once, by the scale, and multiply by what that gives.
+``quantized_decomposed.choose_qparams_per_token_asymmetric`` with ``quantize_per_token``, and ``quantize_per_tensor``. All divide once, by the scale, and multiply by what that gives.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ class Int8Rounding:
         least: what a scale is raised to; None for the smallest normal number of the dtype of x.
         narrow: codes too are computed in the dtype of x; otherwise in float32. The scale and the zero point always
             are computed in the dtype of x, every operation rounded to it.
+        double: codes are computed in float64, rounded after the zero point is added; the zero point is that of the end
+            of the range where it is off by less, and rounded last.
     """
 
     zeros: bool
     divisor: float
     least: float | None
     narrow: bool
+    double: bool = False
 
     def least_scale(self, dtype: torch.dtype) -> float:
         return torch.finfo(dtype).smallest_normal if self.least is None else self.least
@@ -39,6 +42,7 @@ class Int8Rounding:
 ROUNDINGS = {
     Activations.INT8_AFFINE: Int8Rounding(True, 255.0, None, True),
     Activations.INT8_AFFINE_F32: Int8Rounding(True, 255.0, 2.0**-23, False),
+    Activations.INT8_AFFINE_F64: Int8Rounding(True, 255.0, 2.0**-23, False, True),
     Activations.INT8_SYMMETRIC: Int8Rounding(False, 127.5, 2.0**-23, False),
 }
 # What ``fixed`` of an operator holds, in this order.
@@ -59,6 +63,12 @@ def int8_rounded(
 
     every operation rounded to the dtype of x; ``int8_affine_f32`` has the least scale 2^-23, and computes the last
     line in float32.
+    ``int8_affine_f64`` has the least scale 2^-23, too, and
+
+        down, up  = low / scale, high / scale
+        zero      = round(clamp(-128 - down if (down - 128) + (up + 127) > 0 else 127 - up, -128, 127))
+        code      = clamp(round(x * (1 / scale) + zero), -128, 127)      this line in float64
+
     ``int8_symmetric``: scale = max(absmax / 127.5, 2^-23), rounded to the dtype of x; zero = 0, the last line in
     float32. ``int8_fixed``: code = clamp(round(x * inverse) + zero, least, most) in float32.
     Rounding is half to even. A row of zeros gives the least scale, zero point -128 (0 without zero points) and codes
@@ -85,10 +95,13 @@ def int8_rounded(
     else:
         rounding = ROUNDINGS[kind]
         scale, zero = _chosen(wide, rounding, x.dtype)
-        inner = x.dtype if rounding.narrow else torch.float32
-        inverse = _rounded(1.0 / scale, inner)
-        codes = torch.round(_rounded(wide * inverse[..., None], inner)) + zero[..., None]
-        codes = codes.clamp(-128, 127)
+        if rounding.double:
+            codes = torch.round(wide.double() * (1.0 / scale.double())[..., None] + zero.double()[..., None])
+        else:
+            inner = x.dtype if rounding.narrow else torch.float32
+            inverse = _rounded(1.0 / scale, inner)
+            codes = torch.round(_rounded(wide * inverse[..., None], inner)) + zero[..., None]
+        codes = codes.clamp(-128, 127).float()
         finite = finite & torch.isfinite(scale)
     nothing = torch.zeros_like(scale)
     codes = torch.where(finite[..., None], codes, torch.zeros_like(codes))
@@ -104,8 +117,14 @@ def _chosen(
     scale = _rounded(span / rounding.divisor, dtype).clamp(min=rounding.least_scale(dtype))
     if not rounding.zeros:
         return scale, torch.zeros_like(scale)
-    zero = torch.round(_rounded(below / scale, dtype)) - 128.0
-    return scale, zero.clamp(-128, 127)
+    down, up = _rounded(below / scale, dtype), _rounded(above / scale, dtype)  # both away from zero
+    if not rounding.double:
+        return scale, (torch.round(down) - 128.0).clamp(-128, 127)
+    ends = _rounded(-128.0 - down, dtype), _rounded(127.0 + up, dtype)
+    zero = torch.where(
+        _rounded(ends[0] + ends[1], dtype) > 0, _rounded(down - 128.0, dtype), _rounded(127.0 - up, dtype)
+    )
+    return scale, torch.round(zero.clamp(-128, 127))
 
 
 def _rounded(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

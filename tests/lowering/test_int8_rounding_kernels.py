@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from foreign_cpu import AnyBundle, ForeignBundle
 from fused_twin import Around
-from int8_twin import AFFINE, AFFINE_F32, FIXED, SYMMETRIC, fixed_parameters, linear, taken_off
+from int8_twin import AFFINE, AFFINE_F32, AFFINE_F64, FIXED, SYMMETRIC, fixed_parameters, linear, taken_off
 from layer_bundles import Case, call_layer, compile_program
 from moe_twin import glu
 from norm_twin import rms_norm
@@ -84,6 +84,9 @@ def cases() -> dict[str, Rounded]:
     add(SYMMETRIC, "f16", (12, 3, 3), "minimum")
     add(AFFINE_F32, "bf16", (24, 136, 24), "integer")
     add(AFFINE_F32, "f16", (1, 48, 16), "minimum", 8, bias=True)
+    add(AFFINE_F64, "f32", (65, 96, 32), "symmetric", bias=True)
+    add(AFFINE_F64, "bf16", (24, 136, 24), "integer")
+    add(AFFINE_F64, "f16", (5, 35, 35), "minimum", 8, bias=True)
     add(AFFINE, "f32", (128, 136, 24), "symmetric", norm=norm, glu="silu")
     add(FIXED, "f32", (65, 136, 24), "integer", norm=norm, residual=True)
     return out

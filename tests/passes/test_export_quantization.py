@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # registers the operators
-from int8_twin import FIXED, fixed_parameters
+from int8_twin import AFFINE_F64, FIXED, fixed_parameters
 from int8_twin import linear as rounded_linear
 from numpy_twin import Weight, linear, same_bits
 from random_layers import random_activations, random_weight
@@ -98,24 +98,27 @@ def rewritten(module: torch.nn.Module, decomposed: bool = False, **options: Any)
 @pytest.mark.parametrize("decomposed", [False, True])
 @pytest.mark.parametrize("weight", [WEIGHT, EIGHT])
 @pytest.mark.parametrize(
-    ("choose", "warned"),
+    ("choose", "activations"),
     [
-        (Q.choose_qparams_per_token_asymmetric, "with zero points"),
-        (Q._choose_qparams_per_token_asymmetric_impl, "with zero points"),
-        (Q.choose_qparams_per_token, ""),
+        (Q.choose_qparams_per_token_asymmetric, AFFINE_F64),
+        (Q._choose_qparams_per_token_asymmetric_impl, AFFINE_F64),
+        (Q.choose_qparams_per_token, "int8"),
     ],
 )
 def test_rounding_per_token_is_the_kernels(
-    choose: Any, warned: str, weight: Weight, decomposed: bool
+    choose: Any, activations: str, weight: Weight, decomposed: bool
 ) -> None:
     if decomposed and choose is Q._choose_qparams_per_token_asymmetric_impl:
         pytest.skip("torch decomposes it into plain operations")
     program = rewritten(Quantized(weight, per_token(choose)), decomposed)
     [row] = program.report.layers
     assert (row.name, row.mode, row.reason) == ("layer", f"W{weight.bits}A8", "")
-    assert [warned in warning for warning in program.report.warnings] == [True] * bool(warned)
+    assert row.activations == activations and program.report.warnings == []
     x = random_activations(4, 9, 96)
-    assert same_bits(run(program, x), linear(x, weight, 1))
+    exact = activations == AFFINE_F64
+    assert same_bits(
+        run(program, x), rounded_linear(x, weight, AFFINE_F64) if exact else linear(x, weight, 1)
+    )
 
 
 @pytest.mark.parametrize("decomposed", [False, True])

@@ -11,6 +11,7 @@ import torch.ao.quantization.fx._decomposed  # registers the operators
 from int8_twin import (
     AFFINE,
     AFFINE_F32,
+    AFFINE_F64,
     FIXED,
     KINDS,
     SYMMETRIC,
@@ -96,6 +97,20 @@ def test_equals_torchao(io: str, inputs: int) -> None:
 
 
 @pytest.mark.parametrize("io", TYPES)
+@pytest.mark.parametrize("inputs", [7, 96, 1000])
+def test_equals_quantize_per_token(io: str, inputs: int) -> None:
+    """Which computes codes in float64; ties of rows whose scale is a power of two, or anything else."""
+    x = rows_of(inputs, io)
+    scale, zero = Q.choose_qparams_per_token_asymmetric(tensor(x), torch.int8)
+    codes = Q.quantize_per_token(tensor(x), scale, zero, -128, 127, torch.int8)
+    got = parts(x, AFFINE_F64)
+    finite = ~np.isnan(got[1])
+    assert finite.sum() >= len(x) - 6
+    for ours, theirs in zip(got, (codes, scale.flatten().float(), zero.flatten()), strict=True):
+        np.testing.assert_array_equal(ours[finite], array(theirs)[finite])
+
+
+@pytest.mark.parametrize("io", TYPES)
 @pytest.mark.parametrize(
     ("kind", "least", "most"), [(torch.int8, -128, 127), (torch.uint8, 0, 255), (torch.uint8, 0, 127)]
 )
@@ -118,11 +133,11 @@ def test_bad_rows_and_zero_rows(kind: str) -> None:
     )
     fixed = fixed_parameters(0.5, 3) if kind == FIXED else None
     codes, scale, zero = parts(x, kind, fixed)
-    overflows = kind in (AFFINE, AFFINE_F32)
+    overflows = kind in (AFFINE, AFFINE_F32, AFFINE_F64)
     np.testing.assert_array_equal(np.isnan(scale), [False, True, True, True, False, False, overflows])
     assert not codes[1:4].any() and not zero[1:4].any()
-    least = {AFFINE: 2.0**-126, AFFINE_F32: 2.0**-23, SYMMETRIC: 2.0**-23, FIXED: 0.5}[kind]
-    meaning = {AFFINE: -128, AFFINE_F32: -128, SYMMETRIC: 0, FIXED: 3}[kind]
+    least = {AFFINE: 2.0**-126, FIXED: 0.5}.get(kind, 2.0**-23)
+    meaning = {SYMMETRIC: 0, FIXED: 3, AFFINE_F64: 127}.get(kind, -128)
     assert scale[4] == np.float32(least) and (codes[4] == meaning).all() and zero[4] == meaning
 
 
