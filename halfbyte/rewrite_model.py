@@ -40,11 +40,11 @@ def rewrite(
         example: positional inputs for the export of a module.
         dynamic_shapes: as for torch.export.export.
         activations: ``none`` (W4A16), ``int8`` (W4A8) or ``fp8`` (W4AFP8), for every linear found, whatever the
-            graph does to its input; also ``int8_affine``, ``int8_affine_f32``, ``int8_affine_f64`` or ``int8_symmetric``,
-            which are W4A8 as torchao and torch round. None: where the graph rounds the input to int8 per token or with a fixed scale, so does the
-            kernel, to the same codes (where it cannot, by ``int8``, and a warning says so); any other rounding, one per
-            tensor or group, stays in the graph, and the kernel takes its result as it is; and where the graph
-            rounds nothing, ``none``.
+            graph does to its input; also ``int8_affine``, ``int8_affine_f32``, ``int8_affine_f64`` or
+            ``int8_symmetric``, which are W4A8 as torchao and torch round. None: where the graph rounds the input to
+            int8 per token or with a fixed scale, so does the kernel, to the same codes (where it cannot, by ``int8``,
+            and a warning says so); any other rounding, one per tensor or group, stays in the graph, and the kernel
+            takes its result as it is; and where the graph rounds nothing, ``none``.
         min_tokens: see ``halfbyte::linear``.
         entry: name of the entry point.
         hooks: called after every pass with the pass and the program.

@@ -1,7 +1,8 @@
 """Activations rounded to int8 as PyTorch's own tools do: x is near scale * (code - zero), codes are -128..127.
 
 Semantics: torchao's ``choose_qparams_affine`` and ``quantize_affine`` (`quant_primitives`) as its linears call them,
-``quantized_decomposed.choose_qparams_per_token_asymmetric`` with ``quantize_per_token``, and ``quantize_per_tensor``. All divide once, by the scale, and multiply by what that gives.
+``quantized_decomposed.choose_qparams_per_token_asymmetric`` with ``quantize_per_token``, and ``quantize_per_tensor``.
+All divide once, by the scale, and multiply by what that gives.
 """
 
 from __future__ import annotations
