@@ -10,6 +10,7 @@ from halfbyte.passes.ops.routed import of_expert, routed
 from halfbyte.passes.ops.swiglu import swiglu
 
 _Parts = tuple[torch.Tensor | None, ...]
+_ACTIVATIONS = 13  # of the arguments after x, ids and weights
 
 LIBRARY.define(
     "moe(Tensor x, Tensor ids, Tensor weights, "
@@ -91,6 +92,11 @@ def _fake(
     weights: torch.Tensor,
     *rest: object,
 ) -> torch.Tensor:
+    activations = rest[_ACTIVATIONS]
+    torch._check(
+        activations in ("int8", "fp8", "none"),
+        lambda: f"activations of experts must be int8, fp8 or none, not {activations!r}",
+    )
     return torch.empty_like(x)
 
 
