@@ -67,6 +67,8 @@ def cases() -> dict[str, Rounded]:
         name, bias = f"rounded{len(out)}", more.pop("bias", False)
         scale = more.pop("scale", "f32")
         weight = random_weight(len(out), *shape, zero, scale, bias, bits)
+        if more.pop("full", False):
+            weight = replace(weight, codes=np.full_like(weight.codes, 2**bits - 1))
         fixed = more.pop("fixed", fixed_parameters(0.043, -17, -128, 110) if kind == FIXED else None)
         few = more.pop("few", 0)
         case = Case(name, weight, io, 1, min_tokens=3 if few else 0, few=few or 3)
@@ -79,6 +81,9 @@ def cases() -> dict[str, Rounded]:
     add(FIXED, "f32", (130, 520, 256), "integer", bias=True)
     add(FIXED, "bf16", (24, 136, 24), "integer", fixed=fixed_parameters(2.5, 127))
     add(FIXED, "f16", (5, 35, 35), "minimum", 8, bias=True, fixed=fixed_parameters(7e-3, -128, -128, -1))
+    # All weights are the largest; codes of one row are -128 throughout: the sums that products of pairs must hold.
+    add(FIXED, "f32", (65, 256, 128), "integer", bias=True, full=True)
+    add(FIXED, "f16", (9, 40, 40), "minimum", 8, bias=True, full=True)
     add(SYMMETRIC, "f32", (65, 96, 32), "symmetric", 8, bias=True)
     add(SYMMETRIC, "bf16", (24, 136, 24), "integer")
     add(SYMMETRIC, "f16", (12, 3, 3), "minimum")
@@ -97,13 +102,13 @@ CASES = cases()
 
 @functools.cache
 def given(name: str) -> tuple[Array, Array]:
-    """x, telling rows and rows of one sign after the first three, and what is added to the results."""
+    """x and what is added to the results. The second row has the least codes, telling ones and such of one sign follow."""
     case = CASES[name].case
     outputs, inputs = case.weight.codes.shape
     random = random_activations(inputs, max(ROWS), inputs, case.io)
-    x = np.concatenate(
-        [random[:3], telling_rows(inputs, case.io), np.abs(random[3:9]), -np.abs(random[9:12]), random]
-    )
+    lowest = np.full((1, inputs), -6e4).astype(random.dtype)
+    one_sided = (np.abs(random[3:9]), -np.abs(random[9:12]))
+    x = np.concatenate([random[:1], lowest, random[1:2], telling_rows(inputs, case.io), *one_sided, random])
     return x[: max(ROWS)], random_activations(outputs, max(ROWS), outputs)
 
 
