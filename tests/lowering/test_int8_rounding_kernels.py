@@ -102,7 +102,7 @@ CASES = cases()
 
 @functools.cache
 def given(name: str) -> tuple[Array, Array]:
-    """x and what is added to the results. The second row has the least codes, telling ones and such of one sign follow."""
+    """x, whose second row has the least codes, with telling rows and such of one sign; what is added to the results."""
     case = CASES[name].case
     outputs, inputs = case.weight.codes.shape
     random = random_activations(inputs, max(ROWS), inputs, case.io)

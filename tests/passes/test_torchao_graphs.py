@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fp8_twin import Fp8Weight, fp8_block_linear
-from int8_twin import AFFINE, SYMMETRIC
+from int8_twin import AFFINE, FIXED, SYMMETRIC, fixed_parameters
 from int8_twin import linear as rounded_linear
 from numpy_twin import Array, Weight, linear, same_bits
 from random_layers import random_activations
@@ -218,6 +218,32 @@ def test_a_module_goes_in_as_it_is() -> None:
     x = random_activations(3, 5, INPUTS)
     program = halfbyte.rewrite(module, (tensor(x),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     check(program, kind, True)
+
+
+def test_static_scales() -> None:
+    """A product of integers, whose input has one scale that is known before."""
+    module = quantized(
+        replace(
+            KINDS["int8"],
+            config=lambda: torchao.Int8StaticActivationInt8WeightConfig(
+                act_quant_scale=torch.tensor([[0.03]]), granularity=torchao.PerTensor()
+            ),
+        ),
+        True,
+    )
+    codes, scale = array(module.layer.weight.qdata), array(module.layer.weight.scale)
+    whole = np.broadcast_to(scale, (OUTPUTS, 1)).astype(np.float32)
+    weight = Weight((codes.astype(np.int64) + 128).astype(np.uint8), whole, INPUTS, bits=8)
+    x = random_activations(3, 9, INPUTS)
+    with torch.no_grad():
+        eager = array(module(tensor(x)))
+    program = halfbyte.rewrite(export(module, x))
+    [row] = program.report.layers
+    assert (row.mode, row.activations, program.report.warnings) == ("W8A8", FIXED, [])
+    got = run(program, x)
+    want = rounded_linear(x, weight, FIXED, fixed_parameters(np.float32(0.03), 0))
+    assert same_bits(got, want + array(module.layer.bias))
+    assert np.abs(got - eager).max() <= 4e-6 * np.abs(eager).max()
 
 
 class _Chosen(torch.nn.Module):
