@@ -19,8 +19,7 @@ from halfbyte.passes.scheme import Activations
 from halfbyte.passes.weight import scales_by_row
 
 _BITS = {f"int{bits}": bits for bits in range(1, 9)}
-_ACTIVATIONS = {None: Activations.NONE, "int8_asym_per_token": Activations.INT8}
-_ASYMMETRIC = "the checkpoint asks for activations with zero points, here they are symmetric"
+_ACTIVATIONS = {None: Activations.NONE, "int8_asym_per_token": Activations.INT8_AFFINE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +69,10 @@ def inspect_intx(weight: TorchaoTensor) -> TorchaoIntegers:
     asked = weight.said.get("activation_quantization")
     if not isinstance(asked, str | None) or asked not in _ACTIVATIONS:
         raise weight.impossible("activation_quantization", asked, "int8_asym_per_token or null")
-    if asked is not None:
-        weight.note(_ASYMMETRIC)
     return TorchaoIntegers(
         name=weight.name,
         shape=weight.shape,
-        activations=_ACTIVATIONS[asked],
+        activations=weight.rounding(_ACTIVATIONS[asked]),
         bits=bits,
         groups=groups,
         group_size=settle_group_size(weight.name, SCALE, inputs, groups, None, size, weight.contradictions),
@@ -97,14 +94,11 @@ def inspect_int8(weight: TorchaoTensor) -> TorchaoIntegers:
     weight.check(SCALE, grid, SCALE_DTYPES)
     if weight.has(ZERO):
         weight.check(ZERO, grid, (torch.int8,))
-    asked = weight.said.get("act_quant_kwargs")
     weight.note_static_scales()
-    if "ASYMMETRIC" in str(asked):
-        weight.note(_ASYMMETRIC)
     return TorchaoIntegers(
         name=weight.name,
         shape=weight.shape,
-        activations=Activations.NONE if asked is None else Activations.INT8,
+        activations=weight.rounding(_of_int8(weight)),
         bits=8,
         groups=groups,
         group_size=size,
@@ -112,6 +106,22 @@ def inspect_int8(weight: TorchaoTensor) -> TorchaoIntegers:
         scale_dtype=weight.scale_dtype,
         rows=rows,
     )
+
+
+def _of_int8(weight: TorchaoTensor) -> Activations:
+    """What ``act_quant_kwargs`` ask for: per token, unless granularity or range say otherwise, as torchao rounds."""
+    asked = weight.said.get("act_quant_kwargs")
+    if asked is None:
+        return Activations.NONE
+    said = asked.get("_data") if isinstance(asked, dict) else None
+    settings = said if isinstance(said, dict) else {}
+    asymmetric = "ASYMMETRIC" in str(settings.get("mapping_type"))
+    whole = "PerTensor" in str(settings.get("granularity"))
+    if whole or settings.get("reduce_range") or weight.has_static_scales:
+        if asymmetric:
+            weight.note("the checkpoint asks for activations with zero points, here they are symmetric")
+        return Activations.INT8
+    return Activations.INT8_AFFINE_F32 if asymmetric else Activations.INT8_SYMMETRIC
 
 
 def _bits(weight: TorchaoTensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,12 @@ from halfbyte.checkpoints.contradictions import Contradictions
 from halfbyte.checkpoints.layer_tensors import SCALE_DTYPES, check, require
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.errors import CheckpointError
+from halfbyte.passes.scheme import Activations
 
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 _PRE_SCALE = "_weight_act_pre_scale"
 _STATIC = ("_weight_act_quant_scale", "_weight_act_quant_zero_point")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 PARTS = (CODES, SCALE, ZERO, _PRE_SCALE, *_STATIC)
 
 
@@ -88,8 +91,20 @@ class TorchaoTensor:
     def note(self, text: str) -> None:
         self.contradictions.add(self.name, text)
 
+    def rounding(self, kind: Activations) -> Activations:
+        """The rounding of a layer's activations: torchao's; of experts the kernels' own, with a note."""
+        if kind is Activations.INT8 or not _EXPERT.search(self.name):
+            return kind
+        if kind is not Activations.INT8_SYMMETRIC:
+            self.note("the checkpoint asks for activations with zero points, those of experts are symmetric")
+        return Activations.INT8
+
+    @property
+    def has_static_scales(self) -> bool:
+        return any(map(self.has, _STATIC))
+
     def note_static_scales(self) -> None:
-        if any(map(self.has, _STATIC)):
+        if self.has_static_scales:
             self.note("static input scales are not used, inputs are quantized per token")
 
     def impossible(self, key: str, found: Any, accepted: str) -> CheckpointError:

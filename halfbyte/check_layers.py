@@ -105,7 +105,8 @@ def _layer_bundle(
 
     program = choose_program(bundle.device, bundle.manifest)
     target = target_of(program)
-    vmfb, _ = compile_module(layer_program(layers), [*target.flags, *options["iree_flags"]], host=target.host)
+    flags = [*target.input_flags, *target.flags, *options["iree_flags"]]
+    vmfb, _ = compile_module(layer_program(layers), flags, host=target.host)
     (scratch / program.file).write_bytes(vmfb)
     for archive in bundle.manifest.parameters:
         (scratch / archive.file).symlink_to((folder / archive.file).resolve())

@@ -86,12 +86,16 @@ def _as_given(x: torch.Tensor, activations: Activations) -> torch.Tensor:
     """What the head computes with, of what it is given."""
     import torch
 
+    from halfbyte.passes.ops.int8_roundings import int8_rounded
     from halfbyte.passes.scheme import Activations
 
-    if activations is not Activations.INT8:
+    if not activations.is_int8:
         return x
-    codes, scale = torch.ops.halfbyte.quantize_per_token(x)
-    return codes.float() * scale[..., None]
+    if activations is Activations.INT8:
+        codes, scale = torch.ops.halfbyte.quantize_per_token(x)
+        return codes.float() * scale[..., None]
+    codes, scale, zero = int8_rounded(x, activations)
+    return (codes.float() - zero[..., None]) * scale[..., None]
 
 
 def _tokens(checkpoint: Checkpoint, config: Any) -> list[int]:

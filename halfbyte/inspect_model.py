@@ -27,7 +27,7 @@ class LayerPlan:
         storage: the format on disk.
         scheme: how it is quantized, or ``float``.
         group_size: inputs per scale; K when channelwise; None for float.
-        activations: ``int8``, ``fp8``, ``none`` or ``float``, under the options given.
+        activations: ``int8`` (or another of its roundings), ``fp8``, ``none`` or ``float``, under the options given.
         plan: what compile would do with it.
     """
 
@@ -95,6 +95,10 @@ _CONFIG = (
 _MEASURED = "int8 if that is measured to cost little, else float (--lm-head)"
 _INPUT = {
     "int8": "int8 activations per token",
+    "int8_affine": "int8 activations per token with zero points",
+    "int8_affine_f32": "int8 activations per token with zero points",
+    "int8_affine_f64": "int8 activations per token with zero points",
+    "int8_symmetric": "int8 activations per token, absmax / 127.5",
     "fp8": "e4m3 activations per token",
     "none": "float activations, digit planes",
 }

@@ -54,7 +54,7 @@ class LayerActivations:
 
         wanted = self.wanted(layer.name)
         chosen = layer.activations if wanted == "auto" else Activations(wanted)
-        return chosen if layer.scheme is None or chosen in layer.scheme.computed else Activations.NONE
+        return chosen if layer.scheme is None or chosen.family in layer.scheme.computed else Activations.NONE
 
     def refused(self, layer: LayerInfo) -> Refusal | None:
         """Why a quantized layer cannot have the activations asked for, or None."""
@@ -67,7 +67,7 @@ class LayerActivations:
         if wanted == "auto" and layer.refused_activations is not None:
             return layer.refused_activations
         chosen = layer.activations if wanted == "auto" else Activations(wanted)
-        if chosen in layer.scheme.computed:
+        if chosen.family in layer.scheme.computed:
             return None
         kinds = [kind.value for kind in layer.scheme.computed]
         advice = (

@@ -40,10 +40,11 @@ def rewrite(
         example: positional inputs for the export of a module.
         dynamic_shapes: as for torch.export.export.
         activations: ``none`` (W4A16), ``int8`` (W4A8) or ``fp8`` (W4AFP8), for every linear found, whatever the
-            graph does to its input. None: where the graph rounds the input per token to int8, so does the kernel
-            (symmetrically; a warning says where the graph has zero points); any other rounding, with a fixed scale
-            or one per tensor, stays in the graph, and the kernel takes its result as it is; and where the graph
-            rounds nothing, ``none``.
+            graph does to its input; also ``int8_affine``, ``int8_affine_f32``, ``int8_affine_f64`` or
+            ``int8_symmetric``, which are W4A8 as torchao and torch round. None: where the graph rounds the input to
+            int8 per token or with a fixed scale, so does the kernel, to the same codes (where it cannot, by ``int8``,
+            and a warning says so); any other rounding, one per tensor or group, stays in the graph, and the kernel
+            takes its result as it is; and where the graph rounds nothing, ``none``.
         min_tokens: see ``halfbyte::linear``.
         entry: name of the entry point.
         hooks: called after every pass with the pass and the program.
@@ -65,8 +66,10 @@ def rewrite(
     from halfbyte.passes.scheme import Activations
     from halfbyte.passes.unwrap_subclasses import UnwrapSubclasses
 
-    if activations is not None and activations not in {kind.value for kind in Activations}:
-        raise UsageError("unknown kind of activations", found=repr(activations), accepted="none, int8 or fp8")
+    asked_for = [kind.value for kind in Activations if kind is not Activations.INT8_FIXED]
+    if activations is not None and activations not in asked_for:
+        accepted = f"{', '.join(asked_for[:-1])} or {asked_for[-1]}"
+        raise UsageError("unknown kind of activations", found=repr(activations), accepted=accepted)
     if isinstance(model, torch.nn.Module):
         if example is None:
             raise UsageError(

@@ -172,7 +172,7 @@ def _judge(
     limits: Limits,
     head_kl: float | None,
 ) -> Verification:
-    dynamic = any(layer.activations in ("int8", "fp8") for layer in bundle.manifest.layers)
+    dynamic = any(layer.activations not in ("none", "float") for layer in bundle.manifest.layers)
     wide = bundle.manifest.model.dtype == "f32" and all(
         cache.dtype == "f32" for cache in bundle.manifest.caches
     )

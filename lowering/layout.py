@@ -6,7 +6,7 @@ codes   4 bits: i8 [N/64][K/8][4][64]. In a 64-byte line l, byte 4n + i belongs 
         e4m3: i8 [N/64][K/4][4][64], K padded to 8. In line l, byte 16L + 8h + 2c + i is input 4j + 2h + i of column
         16l + 4L + c: unpacking the low and the high bytes of the values into each other gives pairs of inputs.
 scale, zero, minimum   [N/64][G][64]; of e4m3 weights f32 [N/64][blocks of inputs][64], times 256
-bias    f32 [N/64 * 64]
+bias    f32 [N/64 * 64], and so colsum, the sums of the weights of every output
 
 N is padded to 64 and K to 8 with zeros: the padding of K meets activation codes that are 0, the padding of N
 gives columns that no kernel stores. All modes read this one layout.
@@ -21,6 +21,7 @@ import torch
 
 from halfbyte.passes.levels import Levels
 from halfbyte.passes.ops import digit_block
+from halfbyte.passes.ops.int8_roundings import column_sums
 from halfbyte.passes.scheme import WeightScheme
 from halfbyte.passes.weight import QuantTensor, scales_by_row
 from halfbyte.passes.words import WORD_BITS, CodeWords
@@ -172,6 +173,12 @@ def pack_bias(bias: torch.Tensor) -> np.ndarray:
     padded = np.zeros(up(bias.shape[0], 64), np.float32)
     padded[: bias.shape[0]] = bias.float().numpy()
     return padded
+
+
+def pack_column_sums(weight: QuantTensor) -> np.ndarray:
+    """float32 [N padded to 64]: the sum of the weights of every output."""
+    parts = (weight.codes, weight.scale, weight.zero, weight.minimum)
+    return pack_bias(column_sums(*parts, weight.bits, weight.group_size, weight.levels))
 
 
 def pack_fp8(weight: torch.Tensor) -> np.ndarray:

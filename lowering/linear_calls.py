@@ -32,7 +32,7 @@ class LinearCall:
 
 
 def linear_call(target: Target, op: Any) -> LinearCall:
-    x, codes, scale, zero, minimum, bias, *settings, levels = op.operands
+    x, codes, scale, zero, minimum, bias, *settings, levels, fixed = op.operands
     bits, group_size, activations, digits, min_tokens = map(constant, settings[:5])
     norm, glu, residual, given = None, None, False, [x]
     if len(settings) > 5:  # a fused one
@@ -41,6 +41,7 @@ def linear_call(target: Target, op: Any) -> LinearCall:
         glu = Glu(constant(product)) if constant(product) else None
         norm = None if is_none(weight) else RmsNorm(constant(eps), bool(constant(plus_one)))
         given += [value for value in (beside, weight) if not is_none(value)]
+    given += [] if is_none(fixed) else [fixed]
     shaped, (outputs, _) = Shaped.of(x), Shaped.of(codes).shape
     inputs = shaped.shape[-1]
     assert inputs is not None and outputs is not None

@@ -61,8 +61,11 @@ class Parameters:
     groups: dict[str, ParameterGroup] = field(default_factory=dict)
 
     def add(self, name: str, group: ParameterGroup) -> ParameterGroup:
-        """The group of that name; the given one if there was none."""
-        return self.groups.setdefault(name, group)
+        """The group of that name; the given one if there was none, or if it has more tensors than that had."""
+        known = self.groups.get(name)
+        if known is None or set(known.tensors) < set(group.tensors):
+            self.groups[name] = group
+        return self.groups[name]
 
     @property
     def tensors(self) -> list[TensorSpec]:

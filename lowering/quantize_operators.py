@@ -57,13 +57,18 @@ def _asymmetric(least: torch.Tensor, most: torch.Tensor, low: int, high: int, ep
 def _quantize(
     x: torch.Tensor, scale: Any, zero: Any, low: int, high: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    return ((x.float() * (1.0 / scale)).round() + zero).clamp(low, high).to(dtype)
+    return _codes((x.float() * (1.0 / scale)).round() + zero, low, high, dtype)
 
 
 def _quantize_per_token(
     x: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor, low: int, high: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    return (x.float() * (1.0 / scale.float()) + zero.float()).round().clamp(low, high).to(dtype)
+    return _codes((x.float() * (1.0 / scale.float()) + zero.float()).round(), low, high, dtype)
+
+
+def _codes(whole: torch.Tensor, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
+    """By way of int32: floats that become unsigned bytes are cut to 127 where IREE 3.13 makes signed bytes of them."""
+    return whole.clamp(low, high).to(torch.int32).to(dtype)
 
 
 def _dequantize(

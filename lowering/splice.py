@@ -208,7 +208,8 @@ class _Splicer:
     ) -> None:
         """A call of the linear's function with ``given``, x first, and its packed weight, in place of the operator."""
         shaped, result = Shaped.of(given[0]), Shaped.of(op.results[0])
-        group = self.parameters.add(name, self.target.pack(name, linear, source))
+        group = self.target.pack(name, linear, source)
+        self.parameters.add(name, group)
         for member in source.members:
             self.kernels[member] = linear.label
         self._use(linear.kernels)

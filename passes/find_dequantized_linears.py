@@ -46,8 +46,8 @@ class FindDequantizedLinears:
 
     Attributes:
         activations: what the new linears do to their input, whatever the graph does to it. None: what the graph
-            does, if it is rounded per token to int8, and nothing otherwise; any other rounding of the graph's
-            stays in it, before the linear.
+            does, if it is rounded to int8 per token or with a fixed scale, and nothing otherwise; any other rounding
+            of the graph's stays in it, before the linear.
         digits: digit planes of the float path; 0 chooses 3 for float32 graphs and 2 for 16-bit ones.
         min_tokens: see ``halfbyte::linear``.
     """
@@ -91,7 +91,7 @@ class FindDequantizedLinears:
             return 0
         weight = regrouped(name, match)
         activations = self._activations(product.rounding, weight)
-        if not isinstance(weight, Refusal) and activations not in weight.scheme.computed:
+        if not isinstance(weight, Refusal) and activations.family not in weight.scheme.computed:
             weight = Refusal(
                 name,
                 f"{weight.scheme} under {activations.value} activations",
@@ -108,15 +108,20 @@ class FindDequantizedLinears:
             other[rounding.how] += 1
         x = _rounded(entry, product) if kept or rounding is None else _unrounded(entry, product, rounding)
         reason = f"the graph's own rounding of its input, {rounding.how}, stays before it" if kept else ""
-        _insert(program, entry, product, x, weight, activations, self, reason)
+        fixed = None
+        if rounding is not None and activations is Activations.INT8_FIXED:
+            fixed, x = rounding.fixed, _as_wide(entry, product, x)
+        _insert(program, entry, product, x, weight, activations, fixed, self, reason)
         return 1
 
     def _activations(self, rounding: InputRounding | None, weight: Weight | Refusal) -> Activations:
         if self.activations is not None:
             return self.activations
         asked = None if rounding is None else rounding.activations
-        computed = isinstance(weight, Refusal) or asked in weight.scheme.computed
-        return asked if asked is not None and computed else Activations.NONE
+        if asked is None:
+            return Activations.NONE
+        computed = isinstance(weight, Refusal) or asked.family in weight.scheme.computed
+        return asked if computed else Activations.NONE
 
 
 def _rounded(entry: ExportedProgram, product: Product) -> Node:
@@ -138,6 +143,14 @@ def _unrounded(entry: ExportedProgram, product: Product, rounding: InputRounding
     return x
 
 
+def _as_wide(entry: ExportedProgram, product: Product, x: Node) -> Node:
+    """In float32 where the product is: rounding with a fixed scale is in float32 whatever dtype x has."""
+    if product.node.meta["val"].dtype != torch.float32 or x.meta["val"].dtype == torch.float32:
+        return x
+    with entry.graph.inserting_before(product.node):
+        return new_call(entry.graph, _aten.to.dtype, x, torch.float32)
+
+
 def _insert(
     program: Program,
     entry: ExportedProgram,
@@ -145,6 +158,7 @@ def _insert(
     x: Node,
     weight: Weight,
     activations: Activations,
+    fixed: torch.Tensor | None,
     options: FindDequantizedLinears,
     reason: str,
 ) -> None:
@@ -160,12 +174,13 @@ def _insert(
     arguments = [state(tensor, value) for tensor, value in parts.items()] + [state("bias", bias)]
     order = state("permutation", weight.permutation) if isinstance(weight, QuantTensor) else None
     dtype = x.meta["val"].dtype
+    rounded_with = None if fixed is None else _fixed_state(entry, name, fixed)
     with entry.graph.inserting_before(product.node):
         if order is not None:
             x = new_call(entry.graph, _aten.index_select.default, x, -1, order)
         if isinstance(weight, Fp8Tensor):
             target = torch.ops.halfbyte.fp8_block_linear.default
-            settings: tuple[int | str, ...] = (
+            settings: tuple[int | str | Node | None, ...] = (
                 weight.block_outputs,
                 weight.block_inputs,
                 activations.value,
@@ -174,6 +189,7 @@ def _insert(
             target = torch.ops.halfbyte.linear.default
             digits = options.digits or (3 if dtype == torch.float32 else 2)
             settings = (weight.bits, weight.group_size, activations.value, digits, options.min_tokens)
+            settings = (*settings, weight.levels.value, rounded_with)
         node = entry.graph.call_function(target, (x, *arguments, *settings))
         node.meta = dict(product.node.meta)
         if dtype != product.node.meta["val"].dtype:
@@ -187,6 +203,16 @@ def _insert(
             name, weight.shape, "graph", str(weight.scheme), activations.value, mode, reason=reason
         )
         program.report.layers.append(row)
+
+
+def _fixed_state(entry: ExportedProgram, name: str, fixed: torch.Tensor) -> Node:
+    """State that holds it; a layer that is called twice may have two."""
+    placed, count = added_state(entry), 1
+    while (key := f"{name}.fixed{'' if count == 1 else f'_{count}'}") in placed:
+        if same(entry.state_dict[key], fixed):
+            return placed[key]
+        count += 1
+    return add_state(entry, key, fixed)
 
 
 def _free_name(program: Program, weight: Weight, bias: torch.Tensor | None) -> str:

@@ -18,8 +18,8 @@ from halfbyte.passes.program import Program, drop_dead_state, layer_nodes, repla
 _aten: Any = torch.ops.aten
 _LINEAR = torch.ops.halfbyte.linear.default
 _FUSED = torch.ops.halfbyte.fused_linear.default
-# Arguments of a linear before its levels, which come last in both.
-_OWN = len(_LINEAR._schema.arguments) - 1
+# Arguments of a linear before those that come last in both.
+_OWN = len(_LINEAR._schema.arguments) - 2
 _NAMES = {"silu": "SwiGLU", "gelu_tanh": "GeGLU"}
 _HALVES = (_aten.chunk.default, _aten.split.Tensor, _aten.split_with_sizes.default)
 
@@ -122,8 +122,8 @@ def _fuse(entry: ExportedProgram, node: Node, found: _Around) -> None:
         if found.picked is not None:
             x = entry.graph.call_function(_aten.select.int, (x, *found.picked.args[1:]))
             x.meta = dict(found.picked.meta)
-        own, levels = node.args[1:_OWN], node.args[_OWN:]  # the levels may be left out
-        arguments = (x, *own, *found.norm, found.glu, found.residual, *levels)
+        own, last = node.args[1:_OWN], node.args[_OWN:]  # levels and fixed, which may be left out
+        arguments = (x, *own, *found.norm, found.glu, found.residual, *last)
         fused = entry.graph.call_function(_FUSED, arguments)
     fused.meta = dict(node.meta, val=found.last.meta["val"])
     replace(entry, found.last, fused)

@@ -70,7 +70,7 @@ def _product(node: Node, evaluate: StateEval) -> Product | None:
     checked = _checked(product, evaluate)
     if checked is None:
         return None
-    return _with_factor(replace(checked, rounding=input_rounding(product.x)), evaluate)
+    return _with_factor(replace(checked, rounding=input_rounding(product.x, evaluate)), evaluate)
 
 
 def _checked(product: Product, evaluate: StateEval) -> Product | None:
@@ -97,7 +97,7 @@ def _with_factor(product: Product, evaluate: StateEval) -> Product:
 def _integer_product(node: Node, evaluate: StateEval) -> Product | None:
     """(q @ codes) * input_scale * factor, in whichever order, for an input rounded to q without zero points."""
     q, weight = node.args
-    rounding = quantization(q)
+    rounding = quantization(q, evaluate)
     product = _checked(Product(node, q, weight, None, True), evaluate)  # type: ignore[arg-type]
     if rounding is None or product is None:
         return product

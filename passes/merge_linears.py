@@ -36,9 +36,10 @@ _TENSORS: dict[Any, tuple[str, ...]] = {
 class MergeLinears:
     """One GEMM instead of several where only the columns differ; each column is computed as before.
 
-    Linears merge when their input, group size, scale dtype, kind of zero point, levels, activations and presence
-    of a bias agree; e4m3 ones when their input, inputs per block, scale dtype, activations and presence of a bias
-    do. Inputs permuted by activation order agree when the permutations are equal.
+    Linears merge when their input, group size, scale dtype, kind of zero point, levels, activations (and what they are
+    rounded with, where it is fixed) and presence of a bias agree; e4m3 ones when their input, inputs per block, scale
+    dtype, activations and presence of a bias do. Inputs permuted by activation order agree when the permutations are
+    equal.
     """
 
     name: str = "merge-linears"
@@ -90,8 +91,16 @@ def _groups(program: Program, entry: ExportedProgram) -> dict[object, list[torch
         given = tuple(part is None for part in arguments[3 : 1 + len(_TENSORS[node.target])])
         inputs = codes.meta["val"].shape[1]
         key = (_input_key(entry, names, x), node.target, inputs, scale.meta["val"].dtype, given)
-        groups.setdefault((*key, *_settings(node)), []).append(node)
+        groups.setdefault((*key, *_settings_key(entry, names, node)), []).append(node)
     return groups
+
+
+def _settings_key(entry: ExportedProgram, names: dict[str, str], node: torch.fx.Node) -> tuple[object, ...]:
+    """The settings, of those that are state (a fixed scale and what goes with it) the values."""
+    return tuple(
+        state_value(entry, names[part.name]).numpy().tobytes() if isinstance(part, torch.fx.Node) else part
+        for part in _settings(node)
+    )
 
 
 def _settings(node: torch.fx.Node) -> tuple[object, ...]:

@@ -31,7 +31,7 @@ class LayerRow:
         shape: logical (N, K).
         storage: how the checkpoint or graph holds it, e.g. ``gptq v1``.
         scheme: text of its `WeightScheme`, or ``float``.
-        activations: ``int8``, ``fp8``, ``none`` or ``float``.
+        activations: ``int8`` (or another of its roundings, such as ``int8_affine``), ``fp8``, ``none`` or ``float``.
         mode: the field's name of both, e.g. ``W4A8``, or ``float``.
         kernel: what computes it in the program, filled in by the lowering.
         reason: why it was left in float, merged, or anything else a user should know.

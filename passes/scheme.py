@@ -22,6 +22,27 @@ class Activations(enum.Enum):
     NONE = "none"  # W4A16: the input keeps its own precision
     INT8 = "int8"  # W4A8: int8 per token, scale absmax / 127
     FP8 = "fp8"  # W4AFP8: e4m3 per token, scale absmax / 448
+    # W4A8 as PyTorch's own tools round, see ``passes/ops/int8_roundings.py``:
+    INT8_AFFINE = "int8_affine"  # per token with a zero point: torchao's 8da4w
+    INT8_AFFINE_F32 = "int8_affine_f32"  # the same in torchao's Int8DynActInt4WeightLinear
+    INT8_AFFINE_F64 = "int8_affine_f64"  # per token with a zero point: quantized_decomposed's
+    INT8_SYMMETRIC = "int8_symmetric"  # per token, scale absmax / 127.5
+    INT8_FIXED = "int8_fixed"  # one scale and zero point, known before, for all tokens
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether products are of int8 codes, however they are rounded."""
+        return self.value.startswith(Activations.INT8.value)
+
+    @property
+    def family(self) -> Activations:
+        """``INT8`` for all of its roundings, any other kind itself."""
+        return Activations.INT8 if self.is_int8 else self
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether codes have a zero point."""
+        return self.is_int8 and self not in (Activations.INT8, Activations.INT8_SYMMETRIC)
 
 
 @dataclass(frozen=True)
@@ -59,7 +80,7 @@ class WeightScheme:
 
     @property
     def computed(self) -> tuple[Activations, ...]:
-        """What ``halfbyte::linear`` can do to the input of such a layer."""
+        """What ``halfbyte::linear`` can do to the input of such a layer, int8 by any of its roundings."""
         if self.levels.exact_with_e4m3(self.bits):
             return (Activations.NONE, Activations.INT8, Activations.FP8)
         return (Activations.NONE, Activations.INT8)
@@ -103,5 +124,5 @@ Scheme = WeightScheme | Fp8Scheme
 
 def mode_name(scheme: Scheme, activations: Activations) -> str:
     """The field's name of a combination: W4A8, W8A8, W4AFP8, W4A16, W8A16, WFP8AFP8, WFP8A16."""
-    kinds = {Activations.INT8: "8", Activations.FP8: "FP8", Activations.NONE: "16"}
-    return f"W{scheme.width}A{kinds[activations]}"
+    kinds = {Activations.FP8: "FP8", Activations.NONE: "16"}
+    return f"W{scheme.width}A{kinds.get(activations, '8')}"

@@ -138,7 +138,7 @@ class Layer:
         name: module path in the model.
         shape: logical (N, K).
         scheme: quantization of the weight, or ``float``.
-        activations: ``int8``, ``fp8``, ``none`` or ``float``.
+        activations: ``int8`` (or another of its roundings, such as ``int8_affine``), ``fp8``, ``none`` or ``float``.
         kernel: what computes it.
     """
 

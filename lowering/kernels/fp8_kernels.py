@@ -121,7 +121,7 @@ class Fp8Gemm:
             rows = 4
             # What gemm_parts.mlir.j2 asks about integer weights.
             values |= {"mode": "planes", "digits": 1, "zero": "symmetric", "scale": "f32"}
-            values |= {"bits": 8, "table": None, "middle": 128}
+            values |= {"bits": 8, "table": None, "middle": 128, "off_centre": False}
             values |= {"few_rows": 0, "few_columns": 64, "rows_per_thread": rows, "tile_rows": 4 * rows}
             return render(self.platform.template("fp8_gemm"), **values, lanes=1)
         if self.unit.pairs:

@@ -14,7 +14,9 @@ from halfbyte.lowering.kernels.isa import THREADS, InstructionSet
 from halfbyte.lowering.kernels.platform import CPU, VULKAN_MMA, Platform
 from halfbyte.passes.levels import Levels
 from halfbyte.passes.ops import swiglu
-from halfbyte.passes.scheme import Zero
+from halfbyte.passes.ops.int8_roundings import ROUNDINGS
+from halfbyte.passes.scheme import Activations, Zero
+from halfbyte.passes.weight import FLOAT_DTYPES
 
 # Block tags are {! !} because {% is MLIR.
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -41,16 +43,38 @@ class Codes:
     Attributes:
         mode: ``int8`` or ``e4m3``, one scale per token; ``planes``, one per token and block.
         digits: 1 for int8, 2 or 3 for planes, 3 for e4m3.
+        rounding: which of int8's.
     """
 
     mode: Literal["int8", "planes", "e4m3"]
     digits: int
+    rounding: Activations = Activations.INT8
 
     def __str__(self) -> str:
-        return f"planes{self.digits}" if self.mode == "planes" else self.mode
+        kind = self.rounding.value if self.mode == "int8" else self.mode
+        return f"planes{self.digits}" if self.mode == "planes" else kind
+
+    @property
+    def off_centre(self) -> bool:
+        """Whether a row has a zero point beside its scale."""
+        return self.mode == "int8" and self.rounding.has_zeros
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all rows are rounded with what an operand of the kernel holds."""
+        return self.mode == "int8" and self.rounding is Activations.INT8_FIXED
+
+    @property
+    def multiplied(self) -> str:
+        """What products take: whatever the rounding, codes with or without zero points."""
+        return "int8_zeros" if self.off_centre else str(Codes(self.mode, self.digits))
 
 
 INT8, E4M3 = Codes("int8", 1), Codes("e4m3", 3)
+
+
+def int8_codes(rounding: Activations) -> Codes:
+    return Codes("int8", 1, rounding)
 
 
 @dataclass(frozen=True)
@@ -98,10 +122,26 @@ class Quantize:
             io=self.io,
             mode=self.codes.mode,
             digits=self.codes.digits,
+            off_centre=self.codes.off_centre,
+            fixed=self.codes.fixed,
+            rounding=self._rounding,
             **self.platform.values,
             slots=self.slots,
             norm=self.norm,
         )
+
+    @property
+    def _rounding(self) -> dict[str, object] | None:
+        """How scales are chosen, where not as ``quantize_per_token`` does; numbers as the bits of float32."""
+        known = ROUNDINGS.get(self.codes.rounding) if self.codes.mode == "int8" else None
+        if known is None:
+            return None
+        return {
+            "divisor": _float_bits(known.divisor),
+            "least": _float_bits(known.least_scale(FLOAT_DTYPES[self.io])),
+            "narrow": known.narrow and self.io != "f32",
+            "double": known.double,
+        }
 
 
 @dataclass(frozen=True)
@@ -171,7 +211,7 @@ class Gemm:
     def symbol(self) -> str:
         rest = "_bias" * self.bias + "_residual" * self.residual
         rest += self.platform.suffix(self.io, self.scale)
-        mode = f"{weight_kind(self.bits, self.levels)}_{self.codes}"
+        mode = f"{weight_kind(self.bits, self.levels)}_{self.codes.multiplied}"
         mode = "_".join([str(part) for part in (self.experts, self.glu) if part] + [mode])
         return f"halfbyte_gemm_{mode}_{self.isa.name}_{self.io}_{self.scale}_{self.zero.value}{rest}"
 
@@ -182,6 +222,7 @@ class Gemm:
             io=self.io,
             mode=self.codes.mode,
             digits=self.codes.digits,
+            off_centre=self.codes.off_centre,
             **self._of_weights,
             scale=self.scale,
             zero=self.zero.value,

@@ -6,25 +6,30 @@ from dataclasses import dataclass
 
 from halfbyte.lowering.kernels.generator import (
     E4M3,
-    INT8,
     Codes,
     Gemm,
     Glu,
     Kernel,
     Quantize,
     RmsNorm,
+    int8_codes,
     render,
     weight_kind,
 )
 from halfbyte.lowering.kernels.isa import InstructionSet
 from halfbyte.lowering.kernels.platform import CPU, Platform
 from halfbyte.lowering.layout import Packing
+from halfbyte.passes.ops.int8_roundings import FIXED
 from halfbyte.passes.scheme import Activations, Zero
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One tensor of a packed weight as the function takes it: ``name`` is codes, scale, zero, minimum or bias."""
+    """One tensor of a packed weight as the function takes it.
+
+    Attributes:
+        name: codes, scale, zero, minimum, bias or colsum; norm or fixed of those that are no weight's.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -46,7 +51,7 @@ class Linear:
         scale: dtype of the weight scales.
         zero: how zero points are given.
         bias: whether a bias is added.
-        activations: int8, fp8 or none (float).
+        activations: int8 by one of its roundings, fp8 or none (float).
         digits: digit planes of the float path.
         min_tokens: with quantized activations, fewer tokens than this take the float path; 0 for never.
         platform: the kind of device.
@@ -83,7 +88,7 @@ class Linear:
         planes = Codes("planes", self.digits)
         if self.activations is Activations.NONE:
             return (planes,)
-        codes = INT8 if self.activations is Activations.INT8 else E4M3
+        codes = int8_codes(self.activations) if self.activations.is_int8 else E4M3
         return (codes, planes) if self.min_tokens else (codes,)
 
     def _quantize(self, codes: Codes) -> Quantize:
@@ -133,7 +138,8 @@ class Linear:
     @property
     def more(self) -> tuple[Argument, ...]:
         """Tensors between what is given row by row and the weight's."""
-        return (Argument("norm", (self.inputs,), "f32"),) if self.norm else ()
+        norm = (Argument("norm", (self.inputs,), "f32"),) if self.norm else ()
+        return (*norm, Argument("fixed", (len(FIXED),), "f32")) if self.modes[0].fixed else norm
 
     @property
     def result(self) -> str:
@@ -153,6 +159,8 @@ class Linear:
             out.append(Argument("minimum", self.packing.group_shape, self.scale))
         if self.bias:
             out.append(Argument("bias", self.packing.bias_shape, "f32"))
+        if self.modes[0].off_centre:  # what zero points of the activations are paid with
+            out.append(Argument("colsum", self.packing.bias_shape, "f32"))
         return tuple(out)
 
     def text(self) -> str:
@@ -162,6 +170,7 @@ class Linear:
                 "codes": codes,
                 "digits": codes.digits,
                 "row_scaled": codes.mode != "planes",
+                "weights": [part for part in self.arguments if codes.off_centre or part.name != "colsum"],
                 "block": self.packing.block(codes.mode),
                 "quantize": self._quantize(codes).symbol,
                 "gemm": self._gemm(codes).symbol,
@@ -175,6 +184,7 @@ class Linear:
             K=self.packing.inputs,
             N=self.outputs,
             norm=self.norm is not None,
+            fixed=self.modes[0].fixed,
             residual=self.residual,
             io=self.io,
             weights=self.arguments,

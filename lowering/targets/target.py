@@ -101,10 +101,14 @@ class Target(abc.ABC):
         specs = tuple(TensorSpec(f"{name}.{a.name}", a.shape, a.dtype) for a in linear.arguments)
 
         def make() -> dict[str, np.ndarray]:
-            made = _packed(source.weight())
+            weight = source.weight()
+            made = _packed(weight)
             if linear.bias:
                 assert source.bias is not None
                 made["bias"] = layout.pack_bias(source.bias())
+            if any(argument.name == "colsum" for argument in linear.arguments):
+                assert isinstance(weight, QuantTensor)
+                made["colsum"] = layout.pack_column_sums(weight)
             return {spec.key: made[spec.key.rpartition(".")[2]] for spec in specs}
 
         return ParameterGroup(specs, make)

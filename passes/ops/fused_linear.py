@@ -13,7 +13,7 @@ from halfbyte.passes.ops.swiglu import swiglu
 LIBRARY.define(
     "fused_linear(Tensor x, Tensor codes, Tensor scale, Tensor? zero, Tensor? minimum, Tensor? bias, int bits, "
     "int group_size, str activations, int digits, int min_tokens, Tensor? norm, float eps, bool plus_one, str glu, "
-    'Tensor? residual, str levels="integers") -> Tensor'
+    'Tensor? residual, str levels="integers", Tensor? fixed=None) -> Tensor'
 )
 
 
@@ -35,12 +35,13 @@ def fused_linear(
     glu: str,
     residual: torch.Tensor | None,
     levels: str = "integers",
+    fixed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`linear` of ``rms_norm(x)``, then the product of its halves or the addition of ``residual``: the same bits.
 
     Args:
         x: float32 [..., K].
-        codes, scale, zero, minimum, bias, bits, group_size, activations, digits, min_tokens: as for `linear`.
+        codes, scale, zero, minimum, bias, bits, group_size, activations, digits, min_tokens, fixed: as for `linear`.
         norm: weight of the norm, float32 [K], or None for none.
         eps, plus_one: as for `rms_norm`.
         glu: ``silu`` or ``gelu_tanh``: the first half of the outputs is gate, the second up, and the result is
@@ -52,7 +53,7 @@ def fused_linear(
         float32 [..., N], or [..., N / 2] with ``glu``.
     """
     rows = x if norm is None else rms_norm(x, norm, eps, plus_one)
-    settings = (bits, group_size, activations, digits, min_tokens, levels)
+    settings = (bits, group_size, activations, digits, min_tokens, levels, fixed)
     y = linear(rows, codes, scale, zero, minimum, bias, *settings)
     if glu:
         gate, up = y.chunk(2, -1)
@@ -78,6 +79,7 @@ def _fake(
     glu: str,
     residual: torch.Tensor | None,
     levels: str = "integers",
+    fixed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     torch._check(x.dtype == torch.float32, lambda: f"x must be float32, not {x.dtype}")
     torch._check(glu in ("", "silu", "gelu_tanh"), lambda: f"glu must be silu or gelu_tanh, not {glu!r}")

@@ -98,6 +98,10 @@ def _fake(
     *rest: Any,
 ) -> torch.Tensor:
     bits, _, _, activations, _, _, _, *levels = rest[10:]
+    torch._check(
+        activations in ("int8", "fp8", "none"),
+        lambda: f"activations of experts must be int8, fp8 or none, not {activations!r}",
+    )
     offset = any(rest[at] is not None for at in (2, 3, 7, 8))
     check_levels(levels[0] if levels else "integers", bits, offset, activations)
     return torch.empty_like(x)

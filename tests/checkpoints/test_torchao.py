@@ -79,11 +79,10 @@ def test_widths_and_groups(tmp_path: Path, bits: int, group_size: int, groups: i
     np.testing.assert_array_equal(weight.dequantize().numpy(), wanted)
 
 
-def test_activations_with_zero_points_become_symmetric_with_a_warning(tmp_path: Path) -> None:
+def test_activations_with_zero_points_are_those_of_torchao(tmp_path: Path) -> None:
     checkpoint = opened(tmp_path, Q_PROJ, made((64, 64), 2), described(4, 32, "int8_asym_per_token"))
-    assert checkpoint.layers[Q_PROJ].activations is Activations.INT8
-    (warning,) = checkpoint.warnings
-    assert "symmetric" in warning and Q_PROJ in warning
+    assert checkpoint.layers[Q_PROJ].activations is Activations.INT8_AFFINE
+    assert checkpoint.warnings == []
 
 
 @pytest.mark.parametrize("kind", ["Int4TilePackedTo4dTensor", "Int4PlainInt32Tensor", "NVFP4Tensor"])

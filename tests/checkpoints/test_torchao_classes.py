@@ -77,7 +77,7 @@ def test_int8(tmp_path: Path, whole: bool, zeros: bool, dynamic: bool) -> None:
     )
     assert checkpoint.warnings == []
     info = checkpoint.layers[DOWN_PROJ]
-    assert info.activations is (Activations.INT8 if dynamic else Activations.NONE)
+    assert info.activations is (Activations.INT8_SYMMETRIC if dynamic else Activations.NONE)
     assert info.scheme is not None and (info.scheme.bits, info.scheme.channelwise) == (8, True)
     assert info.scheme.zero is (Zero.INTEGER if zeros else Zero.SYMMETRIC)
     np.testing.assert_array_equal(weight_of(checkpoint), wanted)
@@ -90,6 +90,24 @@ def test_int8_without_zero_points_and_dimensions(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         weight_of(opened(tmp_path, "Int8Tensor", parts, block_size=list(SHAPE))), wanted
     )
+
+
+@pytest.mark.parametrize(
+    ("mapping", "settings", "activations"),
+    [
+        ("ASYMMETRIC", {}, Activations.INT8_AFFINE_F32),
+        ("SYMMETRIC", {"granularity": {"_type": "PerRow", "_data": {"dim": -1}}}, Activations.INT8_SYMMETRIC),
+        ("SYMMETRIC", {"granularity": {"_type": "PerTensor", "_data": {}}}, Activations.INT8),
+        ("SYMMETRIC", {"reduce_range": True}, Activations.INT8),
+    ],
+)
+def test_how_int8_rounds_activations(
+    tmp_path: Path, mapping: str, settings: dict[str, Any], activations: Activations
+) -> None:
+    asked = json.loads(json.dumps(DYNAMIC).replace("SYMMETRIC", mapping))
+    asked["_data"] |= settings
+    checkpoint = opened(tmp_path, "Int8Tensor", int8()[0], block_size=[1, SHAPE[1]], act_quant_kwargs=asked)
+    assert checkpoint.layers[DOWN_PROJ].activations is activations and checkpoint.warnings == []
 
 
 def test_what_int8_asks_and_does_not_get(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def compile_program(
             for i, given in enumerate(inputs)
         )
         entries[layer.function] = EntryPoint(takes, (Tensor("y", ("T", *shape), dtype),))
-    content, _ = compile_module(layer_program(layers), target.flags, host=target.host)
+    content, _ = compile_module(layer_program(layers), [*target.input_flags, *target.flags], host=target.host)
     (folder / "model.vmfb").write_bytes(content)
     digest = write_archive(folder / "model.irpa", parameters)
     digested = hashlib.sha256(content).hexdigest()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dequantizing_models import GptqLinear, GroupedLinear
+from int8_twin import linear as rounded_linear
 from numpy_twin import E4M3, Array, Weight, linear, same_bits
 from random_layers import KINDS, random_activations, random_weight
 from rewritten_graphs import Named, export, linears, run_all, state
@@ -37,7 +38,7 @@ def merged(*modules: torch.nn.Module) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("mode", list(Activations))
+@pytest.mark.parametrize("mode", [*DIGITS, Activations.INT8_AFFINE])
 def test_every_column_is_computed_as_before(kind: str, bias: bool, mode: Activations) -> None:
     weights = [random_weight(n, n, 64, 16, kind, bias=bias) for n in (24, 8, 20)]
     x = random_activations(2, 6, 64)
@@ -50,7 +51,9 @@ def test_every_column_is_computed_as_before(kind: str, bias: bool, mode: Activat
         name: "computed by q+k+v" for name in "qkv"
     }
     for got, weight in zip(run_all(program, x), weights, strict=True):
-        assert same_bits(got, linear(x, weight, DIGITS[mode]))
+        affine = mode is Activations.INT8_AFFINE
+        want = rounded_linear(x, weight, mode.value) if affine else linear(x, weight, DIGITS[mode])
+        assert same_bits(got, want)
     codes = np.concatenate([nibbles(weight.codes) for weight in weights])
     np.testing.assert_array_equal(state(program, "q+k+v.codes"), codes)
     assert not [name for name in program.entries["forward"].state_dict if not name.startswith("q+k+v.")]

@@ -74,3 +74,13 @@ def test_it_is_an_operator_of_graphs() -> None:
     torch.library.opcheck(
         torch.ops.halfbyte.moe.default, given, test_utils=("test_schema", "test_faketensor")
     )
+
+
+def test_experts_have_no_rounding_but_their_own() -> None:
+    experts, _, digits, _, _ = CASES["int8"]
+    given = (torch.randn(4, 96), torch.tensor([[0, 1]] * 4), torch.rand(4, 2))
+    with (
+        torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(RuntimeError, match="of experts must be int8, fp8 or none, not 'int8_affine'"),
+    ):
+        torch.ops.halfbyte.moe(*given, *moe_arguments(experts, "int8_affine", digits))

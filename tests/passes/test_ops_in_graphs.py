@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from int8_twin import FIXED, fixed_parameters
+from int8_twin import linear as rounded_linear
 from numpy_twin import E4M3, linear, same_bits
 from random_layers import KINDS, random_activations, random_weight
 from torch.export import Dim
@@ -13,6 +15,7 @@ from torch_bridge import array, linear_arguments, quant_tensor, tensor
 from halfbyte.passes.quant_linear import QuantLinear
 from halfbyte.passes.scheme import Activations
 
+DIGITS = {Activations.INT8: 1, Activations.FP8: E4M3, Activations.NONE: 3}
 CHECKS = ("test_schema", "test_faketensor")
 
 
@@ -27,6 +30,8 @@ def test_linear_is_a_proper_operator(kind: str, activations: str) -> None:
     ):
         arguments = linear_arguments(x, weight, activations)
         torch.library.opcheck(torch.ops.halfbyte.linear.default, arguments, test_utils=CHECKS)
+        given = (*linear_arguments(x, weight, FIXED), tensor(fixed_parameters(0.1, 3)))
+        torch.library.opcheck(torch.ops.halfbyte.linear.default, given, test_utils=CHECKS)
 
 
 def test_the_others_are_proper_operators() -> None:
@@ -47,7 +52,7 @@ def test_unknown_settings_are_refused_before_anything_runs(activations: str, dig
         torch.ops.halfbyte.linear(*arguments)
 
 
-@pytest.mark.parametrize("activations", list(Activations))
+@pytest.mark.parametrize("activations", [*DIGITS, Activations.INT8_AFFINE])
 def test_export_keeps_the_operator_and_the_varying_number_of_rows(activations: Activations) -> None:
     """Case 92: exported once, run with any number of rows."""
     weight = random_weight(2, 12, 48, 16, "integer", bias=True)
@@ -64,7 +69,10 @@ def test_export_keeps_the_operator_and_the_varying_number_of_rows(activations: A
     run = lowered.module()
     for rows in (1, 2, 7, 512, 513):
         x = random_activations(rows, rows, 48)
-        want = linear(x, weight, {Activations.INT8: 1, Activations.FP8: E4M3}.get(activations, 3))
+        if activations in DIGITS:
+            want = linear(x, weight, DIGITS[activations])
+        else:
+            want = rounded_linear(x, weight, activations.value)
         assert same_bits(array(run(torch.from_numpy(x))), want)
 
 

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 from fp8_twin import Fp8Weight, fp8_block_linear
+from int8_twin import AFFINE, FIXED, SYMMETRIC, fixed_parameters
+from int8_twin import linear as rounded_linear
 from numpy_twin import Array, Weight, linear, same_bits
 from random_layers import random_activations
 from rewritten_graphs import Named, export, float_products, linears, run, state
@@ -29,7 +31,7 @@ class Kind:
     Attributes:
         weight: what torchao's tensor holds, read by hand.
         mode: what the report calls it.
-        rounds: how the graph rounds the input, in words of the warning.
+        rounds: how the graph rounds the input, and the kernels.
         bias_apart: torchao adds the bias by an operation of its own.
         near: of the largest output, how far torchao's own result may be away.
     """
@@ -84,24 +86,15 @@ KINDS = {
         _intx,
         "W4A16",
     ),
-    "8da4w": Kind(
-        lambda: _groups(dynamic=True), _intx, "W4A8", "int8 per token, with zero points", near=0.02
-    ),
-    "8da4w asymmetric": Kind(
-        lambda: _groups(asymmetric=True, dynamic=True),
-        _intx,
-        "W4A8",
-        "int8 per token, with zero points",
-        near=0.02,
-    ),
+    "8da4w": Kind(lambda: _groups(dynamic=True), _intx, "W4A8", AFFINE),
+    "8da4w asymmetric": Kind(lambda: _groups(asymmetric=True, dynamic=True), _intx, "W4A8", AFFINE),
     "int8": Kind(lambda: torchao.Int8WeightOnlyConfig(), _int8, "W8A16", bias_apart=True),
     "int8 dynamic": Kind(
         lambda: torchao.Int8DynamicActivationInt8WeightConfig(),
         _int8,
         "W8A8",
-        "int8 per token, scale absmax / 127.5",
+        SYMMETRIC,
         bias_apart=True,
-        near=0.02,
     ),
     "e4m3": Kind(lambda: torchao.Float8WeightOnlyConfig(), _e4m3, "WFP8A16", bias_apart=True),
 }
@@ -120,7 +113,8 @@ def wanted(kind: Kind, weight: Weight | Fp8Weight, bias: Array | None, x: Array,
     if isinstance(weight, Fp8Weight):
         y = fp8_block_linear(rows, weight, False)
     else:
-        y = linear(rows, replace(weight, bias=inside), 1 if kind.mode.endswith("A8") else digits)
+        alone = replace(weight, bias=inside)
+        y = rounded_linear(rows, alone, kind.rounds) if kind.rounds else linear(rows, alone, digits)
     if bias is not None and kind.bias_apart:
         y = (y.astype(np.float32) + bias.astype(np.float32)).astype(y.dtype)
     return y.reshape(*x.shape[:-1], -1)
@@ -130,11 +124,7 @@ def check(program: Program, kind: Kind, bias: bool) -> None:
     assert float_products(program) == [] and program.report.refusals == []
     [row] = program.report.layers
     assert (row.name, row.shape, row.mode, row.reason) == ("layer", (OUTPUTS, INPUTS), kind.mode, "")
-    if kind.rounds:
-        [warning] = program.report.warnings
-        assert kind.rounds in warning and "absmax / 127" in warning and warning.startswith("1 linear: ")
-    else:
-        assert program.report.warnings == []
+    assert row.activations == (kind.rounds or "none") and program.report.warnings == []
     left = {name.rpartition(".")[2] for name in program.entries["forward"].state_dict}
     assert left <= {"codes", "scale", "zero", "bias"}  # nothing of torchao's
 
@@ -191,7 +181,12 @@ def test_bfloat16_and_several_sequences(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "activations", "mode", "digits"),
-    [("8da4w", "none", "W4A16", 3), ("int8 dynamic", "none", "W8A16", 3), ("int4", "int8", "W4A8", 1)],
+    [
+        ("8da4w", "none", "W4A16", 3),
+        ("8da4w", "int8", "W4A8", 1),
+        ("int8 dynamic", "none", "W8A16", 3),
+        ("int4", "int8", "W4A8", 1),
+    ],
 )
 def test_activations_as_asked_for(name: str, activations: str, mode: str, digits: int) -> None:
     kind = KINDS[name]
@@ -211,10 +206,10 @@ def test_linears_of_one_input_become_one() -> None:
     weights = [replace(_intx(layer.weight), bias=array(layer.bias)) for layer in module.children()]
     program = halfbyte.rewrite(export(module, x))
     assert len(linears(program)) == 1
-    assert program.report.warnings[0].startswith("2 linears: ")
+    assert program.report.warnings == []
     got = program.entries["forward"].module()(tensor(x))
     for part, weight in zip(got, weights, strict=True):
-        assert same_bits(array(part), linear(x, weight, 1))
+        assert same_bits(array(part), rounded_linear(x, weight, AFFINE))
 
 
 def test_a_module_goes_in_as_it_is() -> None:
@@ -223,3 +218,78 @@ def test_a_module_goes_in_as_it_is() -> None:
     x = random_activations(3, 5, INPUTS)
     program = halfbyte.rewrite(module, (tensor(x),), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     check(program, kind, True)
+
+
+def test_static_scales() -> None:
+    """A product of integers, whose input has one scale that is known before."""
+    module = quantized(
+        replace(
+            KINDS["int8"],
+            config=lambda: torchao.Int8StaticActivationInt8WeightConfig(
+                act_quant_scale=torch.tensor([[0.03]]), granularity=torchao.PerTensor()
+            ),
+        ),
+        True,
+    )
+    codes, scale = array(module.layer.weight.qdata), array(module.layer.weight.scale)
+    whole = np.broadcast_to(scale, (OUTPUTS, 1)).astype(np.float32)
+    weight = Weight((codes.astype(np.int64) + 128).astype(np.uint8), whole, INPUTS, bits=8)
+    x = random_activations(3, 9, INPUTS)
+    with torch.no_grad():
+        eager = array(module(tensor(x)))
+    program = halfbyte.rewrite(export(module, x))
+    [row] = program.report.layers
+    assert (row.mode, row.activations, program.report.warnings) == ("W8A8", FIXED, [])
+    got = run(program, x)
+    want = rounded_linear(x, weight, FIXED, fixed_parameters(np.float32(0.03), 0))
+    assert same_bits(got, want + array(module.layer.bias))
+    assert np.abs(got - eager).max() <= 4e-6 * np.abs(eager).max()
+
+
+class _Chosen(torch.nn.Module):
+    """An int4 linear of torchao's whose input is rounded by its operators with settings that vary."""
+
+    def __init__(self, mapping: str, **settings: object) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = torch.nn.Linear(INPUTS, OUTPUTS)
+        torchao.quantize_(self.layer, _groups())
+        self.mapping, self.settings = torchao.MappingType[mapping], settings
+        self.least = settings.pop("least", -128)
+        self.like: object = settings.pop("like", None)  # the dtype that the scale is cast to
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        from torchao.quantization import quant_primitives as primitives
+
+        given = ((1, x.shape[1]), torch.int8, self.least, 127)
+        scale, zero = primitives.choose_qparams_affine(x, self.mapping, *given, **self.settings)
+        scale = scale if self.like is None else scale.to(self.like).float()
+        codes = primitives.quantize_affine(x, given[0], scale, zero, *given[1:])
+        return self.layer(primitives.dequantize_affine(codes, given[0], scale, zero, *given[1:]))
+
+
+@pytest.mark.parametrize(
+    ("mapping", "settings", "activations", "warned"),
+    [
+        ("ASYMMETRIC", {}, AFFINE, ""),
+        ("ASYMMETRIC", {"eps": 2.0**-23}, "int8_affine_f32", ""),
+        ("ASYMMETRIC", {"eps": 1e-5}, "int8", "with zero points"),
+        ("ASYMMETRIC", {"like": torch.bfloat16}, "int8", "with zero points"),
+        ("SYMMETRIC", {"eps": 2.0**-23}, SYMMETRIC, ""),
+        ("SYMMETRIC", {}, "int8", "absmax / 127.5"),
+        ("SYMMETRIC", {"eps": 1e-5, "least": -127}, "int8", ""),
+        ("SYMMETRIC_NO_CLIPPING_ERR", {}, "int8", "of each sign's own range"),
+    ],
+)
+def test_only_the_very_same_rounding_is_the_kernels(
+    mapping: str, settings: dict[str, object], activations: str, warned: str
+) -> None:
+    module, x = _Chosen(mapping, **settings).eval(), random_activations(3, 5, INPUTS)
+    with torch.no_grad():
+        eager = array(module(tensor(x)))
+    program = halfbyte.rewrite(export(module, x))
+    [row] = program.report.layers
+    assert (row.mode, row.activations) == ("W4A8", activations)
+    assert [warned in warning for warning in program.report.warnings] == [True] * bool(warned)
+    near = 0.02 if activations == "int8" else 4e-6
+    np.testing.assert_allclose(run(program, x), eager, rtol=0, atol=near * np.abs(eager).max())
