@@ -19,7 +19,6 @@ avx512_bf16:avx512bf16 avx512_vbmi2:avx512vbmi2 avx512_vnni:avx512vnni avx512_bi
 avx512_vpopcntdq:avx512vpopcntdq avx512_fp16:avx512fp16 avx512_vp2intersect:avx512vp2intersect
 amx_bf16:amx-bf16 amx_tile:amx-tile amx_int8:amx-int8 amx_fp16:amx-fp16 amx_complex:amx-complex
 avx_ifma:avxifma avx_vnni_int8:avxvnniint8 avx_vnni_int16:avxvnniint16 avx_ne_convert:avxneconvert
-user_shstk:shstk
 """
 _X86_SAME = """
 cx8 cmov mmx fxsr sse sse2 ssse3 fma cx16 movbe popcnt aes xsave avx f16c sse4a xop fma4 tbm lwp fsgsbase avx2

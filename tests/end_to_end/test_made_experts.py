@@ -162,10 +162,18 @@ def test_equal_scores_choose_as_torch_does(tmp_path: Path, family: str) -> None:
     """Rows of the router that are equal: of every three experts each gets the same score; from 1 to 600 tokens."""
     more = {"decoder_sparse_step": 1} if family == "qwen3_moe" else {}
     made = made_model(family, seed=7, max_position_embeddings=1024, **more)
+    router = torch.empty(0, 0)
     with torch.no_grad():
         for name, value in [*made.model.named_parameters(), *made.model.named_buffers()]:
             if name.endswith(("mlp.gate.weight", "e_score_correction_bias")):
                 value.copy_(value[[0, 1, 0, 1, 0, 1]])
+                router = value if value.dim() == 2 else router
+    for rows in (600, 1):
+        scores = torch.nn.functional.linear(torch.randn(rows, router.shape[1]), router)
+        if not (scores[:, :2] == scores[:, 2:4]).all() or not (scores[:, :2] == scores[:, 4:]).all():
+            pytest.skip(
+                "on this CPU torch adds up equal columns of a product differently: no scores are equal"
+            )
     quantize(made, quantizes)
     folder, out = write_experts(tmp_path / "model", made), tmp_path / "out"
     halfbyte.compile(folder, out, halfbyte.CompileOptions(max_context=640))

@@ -25,8 +25,8 @@ class Experts(torch.nn.Module):
 
     def __init__(self, activations: str) -> None:
         super().__init__()
-        *tensors, self.bits, self.up, self.down, self.kind, self.digits, self.glu, self.limit = moe_arguments(
-            EXPERTS, activations, 3
+        *tensors, self.bits, self.up, self.down, self.kind, self.digits, self.glu, self.limit, self.levels = (
+            moe_arguments(EXPERTS, activations, 3)
         )
         for index, value in enumerate(tensors):
             self.register_buffer(f"part{index}", value)
@@ -35,7 +35,7 @@ class Experts(torch.nn.Module):
     def forward(self, x: torch.Tensor, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         factors, ids = torch.topk(torch.softmax(scores, -1), SLOTS)
         parts = [getattr(self, f"part{index}") for index in range(self.count)]
-        settings = (self.bits, self.up, self.down, self.kind, self.digits, self.glu, self.limit)
+        settings = (self.bits, self.up, self.down, self.kind, self.digits, self.glu, self.limit, self.levels)
         return torch.ops.halfbyte.moe(x, ids, factors, *parts, *settings), ids
 
 
