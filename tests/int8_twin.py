@@ -74,16 +74,11 @@ def linear(x: Array, weight: Weight, kind: str, fixed: Array | None = None) -> A
     """[M, N] of the dtype of x [M, K]."""
     codes, scales, zeros = rounded(x, kind, fixed)
     outputs, inputs = weight.codes.shape
-    total = np.zeros((len(x), outputs), np.float32)
+    total, whole = np.zeros((len(x), outputs), np.float32), weight.whole()
     with np.errstate(all="ignore"):
         for g, start in enumerate(range(0, inputs, weight.group_size)):
             part = slice(start, start + weight.group_size)
-            unsigned = weight.codes[:, part].astype(np.int64)
-            if weight.zero is not None:
-                unsigned = unsigned - weight.zero[:, g, None].astype(np.int64)
-            elif weight.minimum is None:
-                unsigned = unsigned - weight.middle
-            sums = (codes[:, part] @ unsigned.T).astype(np.float32)
+            sums = (codes[:, part] @ whole[:, part].T).astype(np.float32)
             total = fma(sums, weight.scale[:, g].astype(np.float32), total)
             if weight.minimum is not None:
                 alone = codes[:, part].sum(1, keepdims=True).astype(np.float32)

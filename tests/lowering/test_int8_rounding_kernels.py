@@ -60,14 +60,14 @@ class Rounded:
 
 
 def cases() -> dict[str, Rounded]:
-    """Both kinds of codes with every zero point, width and dtype; shapes that no tile divides; what is fused around."""
+    """Both kinds of codes, every zero point, width, table and dtype; shapes that no tile divides; what is fused around."""
     out: dict[str, Rounded] = {}
     norm = np.random.default_rng(1).normal(1, 0.3, 136).astype(np.float32)
 
     def add(kind: str, io: str, shape: tuple[int, int, int], zero: str, bits: int = 4, **more: Any) -> None:
         name, bias = f"rounded{len(out)}", more.pop("bias", False)
         scale = more.pop("scale", "f32")
-        weight = random_weight(len(out), *shape, zero, scale, bias, bits)
+        weight = random_weight(len(out), *shape, zero, scale, bias, bits, more.pop("levels", "integers"))
         if more.pop("full", False):
             weight = replace(weight, codes=np.full_like(weight.codes, 2**bits - 1))
         fixed = more.pop("fixed", fixed_parameters(0.043, -17, -128, 110) if kind == FIXED else None)
@@ -93,6 +93,8 @@ def cases() -> dict[str, Rounded]:
     add(AFFINE_F64, "f32", (65, 96, 32), "symmetric", bias=True)
     add(AFFINE_F64, "bf16", (24, 136, 24), "integer")
     add(AFFINE_F64, "f16", (5, 35, 35), "minimum", 8, bias=True)
+    add(AFFINE, "f32", (70, 208, 16), "symmetric", bias=True, levels="e2m1")
+    add(FIXED, "bf16", (40, 96, 32), "symmetric", levels="iq4nl")
     add(AFFINE, "f32", (128, 136, 24), "symmetric", norm=norm, glu="silu")
     add(FIXED, "f32", (65, 136, 24), "integer", norm=norm, residual=True)
     return out
@@ -175,9 +177,8 @@ def ties(x: Array, weight: Weight) -> Array:
     """float64 [M]: the most that outputs change when inputs exactly between two codes get the other one."""
     _, scales, _ = codes_of(x, AFFINE_F64)
     with np.errstate(invalid="ignore"):
-        ratio = (
-            x.astype(np.float64) / scales[:, None]
-        )  # 24 bits over 24 bits: half a code is exact or not there
+        # 24 bits over 24 bits: half a code is exact or not there
+        ratio = x.astype(np.float64) / scales[:, None]
         count = (np.abs(ratio - np.trunc(ratio)) == 0.5).sum(1)
     return np.nan_to_num(count * scales.astype(np.float64) * np.abs(weight.dequantized()).max())
 

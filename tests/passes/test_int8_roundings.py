@@ -141,14 +141,17 @@ def test_bad_rows_and_zero_rows(kind: str) -> None:
     assert scale[4] == np.float32(least) and (codes[4] == meaning).all() and zero[4] == meaning
 
 
-@pytest.mark.parametrize("zeros", ZEROS)
-@pytest.mark.parametrize("bits", [4, 8])
+WEIGHTS = [(bits, zeros, "integers") for bits in (4, 8) for zeros in ZEROS]
+WEIGHTS += [(4, "symmetric", "e2m1"), (4, "symmetric", "iq4nl")]
+
+
+@pytest.mark.parametrize(("bits", "zeros", "levels"), WEIGHTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_linear_equals_the_twin(kind: str, bits: int, zeros: str) -> None:
+def test_the_linear_equals_the_twin(kind: str, bits: int, zeros: str, levels: str) -> None:
     fixed = fixed_parameters(0.0371, -9, -127, 100) if kind == FIXED else None
     shapes = ((20, 100, 24), (7, 35, 35))
     for seed, ((outputs, inputs, size), io) in enumerate(zip(shapes, ("f32", "bf16"), strict=True)):
-        weight = random_weight(seed, outputs, inputs, size, zeros, "f16", seed == 0, bits)
+        weight = random_weight(seed, outputs, inputs, size, zeros, "f16", seed == 0, bits, levels)
         x = np.concatenate([telling_rows(inputs, io), random_activations(seed, 9, inputs, io)])
         given = (*linear_arguments(x, weight, kind), tensor(fixed))
         assert same_bits(array(torch.ops.halfbyte.linear(*given)), linear(x, weight, kind, fixed))
