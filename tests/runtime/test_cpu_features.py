@@ -67,6 +67,14 @@ def test_agrees_with_the_compiler_about_this_machine(tmp_path: Path) -> None:
     assert absent == set()
 
 
+def test_what_linux_hides_is_not_looked_for() -> None:
+    """LLVM finds shadow stacks by the CPU alone; Linux shows them where it uses them. No program needs to see them."""
+    have = cpu_features.parse_cpuinfo("flags\t: fma avx2 user_shstk\n", "x86_64")
+    for features in (have, have | {"shstk"}, frozenset({"fma", "avx2"})):
+        found = cpu_features.compare(("+avx2", "+shstk", "+avx512f"), features, "x86_64")
+        assert (found.missing, found.unchecked) == (("avx512f",), ("shstk",))
+
+
 def test_missing_is_empty_for_what_this_machine_has() -> None:
     have = cpu_features.host_features()
     assert cpu_features.missing(sorted(have)) == ()
