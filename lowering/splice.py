@@ -30,8 +30,9 @@ from halfbyte.lowering.imported_values import (
     replace,
 )
 from halfbyte.lowering.importer import Imported
+from halfbyte.lowering.kernels.codes import INT8
 from halfbyte.lowering.kernels.fp8_linear import Fp8Linear
-from halfbyte.lowering.kernels.generator import INT8, CacheAppend, Kernel, Quantize, Sample, TopK, render
+from halfbyte.lowering.kernels.generator import CacheAppend, Kernel, Quantize, Sample, TopK, render
 from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.linear_calls import linear_call
 from halfbyte.lowering.norm_calls import NORMS

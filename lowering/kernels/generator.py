@@ -10,12 +10,13 @@ from typing import Literal, Protocol
 
 import jinja2
 
+from halfbyte.lowering.kernels.codes import Codes
 from halfbyte.lowering.kernels.isa import THREADS, InstructionSet
 from halfbyte.lowering.kernels.platform import CPU, VULKAN_MMA, Platform
 from halfbyte.passes.levels import Levels
 from halfbyte.passes.ops import swiglu
 from halfbyte.passes.ops.int8_roundings import ROUNDINGS
-from halfbyte.passes.scheme import Activations, Zero
+from halfbyte.passes.scheme import Zero
 from halfbyte.passes.weight import FLOAT_DTYPES
 
 # Block tags are {! !} because {% is MLIR.
@@ -34,47 +35,6 @@ class Kernel(Protocol):
     def symbol(self) -> str: ...
 
     def text(self) -> str: ...
-
-
-@dataclass(frozen=True)
-class Codes:
-    """What activations become on their way to the integer datapath.
-
-    Attributes:
-        mode: ``int8`` or ``e4m3``, one scale per token; ``planes``, one per token and block.
-        digits: 1 for int8, 2 or 3 for planes, 3 for e4m3.
-        rounding: which of int8's.
-    """
-
-    mode: Literal["int8", "planes", "e4m3"]
-    digits: int
-    rounding: Activations = Activations.INT8
-
-    def __str__(self) -> str:
-        kind = self.rounding.value if self.mode == "int8" else self.mode
-        return f"planes{self.digits}" if self.mode == "planes" else kind
-
-    @property
-    def off_centre(self) -> bool:
-        """Whether a row has a zero point beside its scale."""
-        return self.mode == "int8" and self.rounding.has_zeros
-
-    @property
-    def fixed(self) -> bool:
-        """Whether all rows are rounded with what an operand of the kernel holds."""
-        return self.mode == "int8" and self.rounding is Activations.INT8_FIXED
-
-    @property
-    def multiplied(self) -> str:
-        """What products take: whatever the rounding, codes with or without zero points."""
-        return "int8_zeros" if self.off_centre else str(Codes(self.mode, self.digits))
-
-
-INT8, E4M3 = Codes("int8", 1), Codes("e4m3", 3)
-
-
-def int8_codes(rounding: Activations) -> Codes:
-    return Codes("int8", 1, rounding)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from halfbyte.lowering.kernels.codes import Codes
 from halfbyte.lowering.kernels.generator import (
-    E4M3,
-    Codes,
     Gemm,
     Glu,
     Kernel,
     Quantize,
     RmsNorm,
-    int8_codes,
     render,
     weight_kind,
 )
@@ -85,10 +83,9 @@ class Linear:
     @property
     def modes(self) -> tuple[Codes, ...]:
         """What activations become on each path, the one for many tokens first."""
-        planes = Codes("planes", self.digits)
-        if self.activations is Activations.NONE:
+        planes, codes = Codes("planes", self.digits), Codes.of(self.activations, self.digits)
+        if codes == planes:
             return (planes,)
-        codes = int8_codes(self.activations) if self.activations.is_int8 else E4M3
         return (codes, planes) if self.min_tokens else (codes,)
 
     def _quantize(self, codes: Codes) -> Quantize:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from halfbyte.lowering.kernels.generator import E4M3, INT8, Codes, Gemm, Quantize, weight_kind
+from halfbyte.lowering.kernels.codes import Codes
+from halfbyte.lowering.kernels.generator import Gemm, Quantize, weight_kind
 from halfbyte.lowering.kernels.isa import InstructionSet
 from halfbyte.lowering.kernels.linear import Argument
 from halfbyte.lowering.kernels.routed import RoutedExperts, RoutedLinear
@@ -57,8 +58,7 @@ class Moe(RoutedExperts[ExpertLinear]):
     @property
     def codes(self) -> Codes:
         """What activations become."""
-        known = {Activations.INT8: INT8, Activations.FP8: E4M3}
-        return known.get(self.activations, Codes("planes", self.digits))
+        return Codes.of(self.activations, self.digits)
 
     def before(self, linear: ExpertLinear) -> Quantize:
         first = linear.kind == "up"
