@@ -60,7 +60,7 @@ class Rounded:
 
 
 def cases() -> dict[str, Rounded]:
-    """Codes with and without zero points on every weight, table and dtype; shapes that no tile divides; what is fused."""
+    """Every kind of code, weight, table and dtype; shapes that no tile divides; what is fused around."""
     out: dict[str, Rounded] = {}
     norm = np.random.default_rng(1).normal(1, 0.3, 136).astype(np.float32)
 
