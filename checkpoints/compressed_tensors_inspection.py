@@ -79,7 +79,7 @@ def inspect_layer(
         contradictions.add(name, f"the format says {group.format}, the weights are stored {stored}")
     if group.outputs:
         contradictions.add(name, "the checkpoint asks for quantized outputs, here they are not")
-    if packed and args.is_float and args.bits == 4 and _is_fp4(name, tensors):
+    if packed and args.is_float and args.bits == 4:
         return _fp4(name, shape, tensors, group, contradictions)
     if args.strategy not in _STRATEGIES:
         found = f"weights {args}"
@@ -106,10 +106,6 @@ def _group(name: str, config: CompressedTensorsConfig, contradictions: Contradic
             accepted="a group in config_groups whose targets name the layer",
         )
     return dataclasses.replace(config.default, inputs=None, format=None)
-
-
-def _is_fp4(name: str, tensors: SafetensorsFolder) -> bool:
-    return tensors[f"{name}.weight_packed"].dtype == torch.uint8
 
 
 def _fp4(
@@ -161,8 +157,7 @@ def _why_unreadable(
             return f"weights {args}"
         check(name, "weight", tensors, shape, (torch.int8,))
         return None
-    stored = tensors[f"{name}.weight_packed"]
-    if args.is_float or stored.dtype != torch.int32:
+    if args.is_float:
         return f"weights {args}"
     if args.bits not in READABLE_BITS:
         check(name, "weight_packed", tensors, (shape[0], words_for(shape[1], args.bits)), (torch.int32,))
@@ -231,13 +226,13 @@ def _bits(
 ) -> int:
     """The width that the columns of weight_packed tell; checks weight_shape, where there is one."""
     _check_shape(name, shape, tensors)
-    stored = tensors[f"{name}.weight_packed"].shape
-    fits = [bits for bits in READABLE_BITS if stored == (shape[0], words_for(shape[1], bits))]
-    if args.bits in fits:
-        return args.bits
-    if not fits:
+    stored = tensors[f"{name}.weight_packed"]
+    fits = [bits for bits in READABLE_BITS if stored.shape == (shape[0], words_for(shape[1], bits))]
+    if not fits or stored.dtype != torch.int32:
         wanted = (shape[0], words_for(shape[1], args.bits))
         check(name, "weight_packed", tensors, wanted, (torch.int32,), note=f" for num_bits = {args.bits}")
+    if args.bits in fits:
+        return args.bits
     message = f"the configuration says num_bits = {args.bits}, the tensors hold {fits[0]}-bit weights"
     contradictions.add(name, message)
     return fits[0]

@@ -88,7 +88,8 @@ def test_the_wheel_works_away_from_the_sources(wheel: Path, tmp_path: Path) -> N
         archive.extractall(tmp_path / "site")
     code = (
         "import halfbyte.runtime, halfbyte.checkpoints, halfbyte.compile_model\n"
-        "from halfbyte.lowering.kernels.generator import INT8, Quantize\n"
+        "from halfbyte.lowering.kernels.codes import INT8\n"
+        "from halfbyte.lowering.kernels.generator import Quantize\n"
         "print(halfbyte.__file__, 'executable' in Quantize('f32', INT8).text())"
     )
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'site')!r})\n{code}"]

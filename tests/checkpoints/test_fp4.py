@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,19 @@ def test_a_format_that_names_another_kind(data: Path, tmp_path: Path) -> None:
             source.rpartition("-")[2],
             "float bf16",
         }
+
+
+@pytest.mark.parametrize("source", ["llama-ct-nvfp4", "llama-ct-mxfp4"])
+def test_codes_in_words(data: Path, tmp_path: Path, source: str) -> None:
+    """The error names the tensor, not the width, which is one that is read."""
+    folder = tmp_path / source
+    shutil.copytree(data / source, folder)
+    stored = load_file(folder / "model.safetensors")
+    name = next(name for name in stored if name.endswith(".weight_packed"))
+    stored[name] = stored[name].view(torch.int32)
+    save_file(stored, folder / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"{re.escape(name)}(.|\n)*int32(.|\n)*uint8"):
+        open_checkpoint(folder)
 
 
 def test_widths_without_whole_groups(tmp_path: Path) -> None:
