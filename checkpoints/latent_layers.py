@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from halfbyte.checkpoints.architecture import LATENT
 from halfbyte.checkpoints.changed_checkpoint import ChangedCheckpoint
 from halfbyte.checkpoints.checkpoint import Checkpoint, FloatInfo, LayerInfo
+from halfbyte.checkpoints.model_config import LATENT
 from halfbyte.passes.scheme import Activations
 
 EXPANDING, COMPRESSING = "kv_b_proj", "kv_a_proj_with_mqa"
