@@ -21,6 +21,12 @@ OLDER_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # Before the names of a text model that is part of one of text and images.
 TEXT_PART = "language_model."
 _STACKED = ("gate_up_proj", "down_proj")
+_OF_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+def is_of_expert(linear: str) -> bool:
+    """Whether the linear of this name belongs to a routed expert."""
+    return _OF_EXPERT.search(linear) is not None
 
 
 @dataclass(frozen=True)
