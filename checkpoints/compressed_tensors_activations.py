@@ -21,6 +21,7 @@ from halfbyte.passes.report import Refusal
 from halfbyte.passes.scheme import Activations
 
 _ADVICE = "choose with --activations, or compile with --on-unsupported float"
+_STATIC = ("input_scale", "input_zero_point")
 _NEAR = (
     "activations with a zero point per token are rounded as torchao rounds them, to codes that seldom differ from "
     "those of compressed-tensors (docs/numerics.md)"
@@ -57,7 +58,7 @@ def with_activations(
         return dataclasses.replace(layer, refused_activations=refusal)
     if not asked.is_float and not is_of_expert(layer.name):
         if not asked.dynamic and asked.strategy == "tensor":
-            fixed = static_input(layer.name, asked.symmetric, tensors, contradictions)
+            fixed = static_input(layer.name, _STATIC, asked.symmetric, tensors, contradictions)
             return dataclasses.replace(layer, activations=Activations.INT8_FIXED, fixed=fixed)
         if asked.dynamic and asked.strategy == "token" and not asked.symmetric:
             contradictions.add(layer.name, _NEAR)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from halfbyte.checkpoints.contradictions import Contradictions
@@ -12,52 +14,58 @@ from halfbyte.errors import CheckpointError
 from halfbyte.passes.ops.int8_roundings import FixedRounding
 from halfbyte.passes.weight import FLOAT_DTYPES
 
-_SCALE, _ZERO = "input_scale", "input_zero_point"
-_SHAPES = ((1,), ())
 _WHOLE = (torch.int8, torch.int32, torch.int64)
 _DAMAGED = "the checkpoint is damaged, or its calibration failed"
 
 
 def static_input(
-    name: str, symmetric: bool, tensors: SafetensorsFolder, contradictions: Contradictions
+    name: str,
+    parts: tuple[str, str],
+    symmetric: bool,
+    tensors: SafetensorsFolder,
+    contradictions: Contradictions,
+    codes: tuple[int, int] = (-128, 127),
 ) -> FixedRounding:
-    """What int8 codes of a layer's input are made with: ``input_scale`` and, if it is there, ``input_zero_point``.
+    """What int8 codes of a layer's input are made with: its scale and, if it is there, its zero point.
 
     Args:
         name: of the layer.
+        parts: what the format calls the two tensors.
         symmetric: the configuration says that there is no zero point; one that is not 0 counts nevertheless.
         contradictions: gets a note of that.
+        codes: the least and the most.
 
     Raises:
         CheckpointError: naming the tensor: it is missing, is no single number, or an impossible one.
     """
-    require(name, tensors, _SCALE)
-    scale = _number(f"{name}.{_SCALE}", tensors, tuple(FLOAT_DTYPES.values()))
-    zero = 0.0
-    if f"{name}.{_ZERO}" in tensors:
-        zero = _number(f"{name}.{_ZERO}", tensors, _WHOLE)
+    scale_part, zero_part = parts
+    require(name, tensors, scale_part)
+    scale, zero = _number(f"{name}.{scale_part}", tensors, tuple(FLOAT_DTYPES.values())), 0
+    if f"{name}.{zero_part}" in tensors:
+        zero = int(_number(f"{name}.{zero_part}", tensors, _WHOLE))
     elif not symmetric:
-        raise missing_tensor([f"{name}.{_ZERO}"], tensors, "the configuration says symmetric = false")
+        raise missing_tensor(
+            [f"{name}.{zero_part}"], tensors, "the configuration says that there are zero points"
+        )
     if not FixedRounding(scale).computed:
-        raise _impossible(_SCALE, name, scale, "a number above 0, it and its inverse normal float32")
-    found = FixedRounding(scale, int(zero))
+        raise _impossible(scale_part, name, scale, "a number above 0, it and its inverse normal float32")
+    found = FixedRounding(scale, zero, *codes)
     if not found.computed:
-        raise _impossible(_ZERO, name, found.zero, "a whole number from -128 to 127")
-    if symmetric and found.zero:
-        message = "the configuration says symmetric activations, input_zero_point is not 0"
-        contradictions.add(name, message)
+        raise _impossible(zero_part, name, zero, "a whole number from -128 to 127")
+    if symmetric and zero:
+        contradictions.add(name, f"the configuration says symmetric activations, {zero_part} is not 0")
     return found
 
 
 def _number(key: str, tensors: SafetensorsFolder, dtypes: tuple[torch.dtype, ...]) -> float:
     stored = tensors[key]
-    if stored.shape not in _SHAPES or stored.dtype not in dtypes:
+    if math.prod(stored.shape) != 1 or stored.dtype not in dtypes:
         kinds = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         raise CheckpointError(
             "no single number for the inputs of the layer",
             where=key,
             found=f"{str(stored.dtype).removeprefix('torch.')} {list(stored.shape)}",
-            accepted=f"{kinds} [1] or []",
+            accepted=f"one number, {kinds}",
             advice=_DAMAGED,
         )
     return float(tensors.read(key))

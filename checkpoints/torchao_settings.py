@@ -12,7 +12,9 @@ from halfbyte.checkpoints.contradictions import Contradictions
 from halfbyte.checkpoints.experts import is_of_expert
 from halfbyte.checkpoints.layer_tensors import SCALE_DTYPES, check, require
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
+from halfbyte.checkpoints.static_input import static_input
 from halfbyte.errors import CheckpointError
+from halfbyte.passes.ops.int8_roundings import FixedRounding
 from halfbyte.passes.scheme import Activations
 
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
@@ -102,9 +104,12 @@ class TorchaoTensor:
     def has_static_scales(self) -> bool:
         return any(map(self.has, _STATIC))
 
-    def note_static_scales(self) -> None:
-        if self.has_static_scales:
-            self.note("static input scales are not used, inputs are quantized per token")
+    def static_input(self, symmetric: bool, codes: tuple[int, int]) -> FixedRounding | None:
+        """What all tokens are rounded with; of experts None, with a note. Errors as of `static_input`."""
+        if is_of_expert(self.name):
+            self.note("static input scales of experts are not used, inputs are quantized per token")
+            return None
+        return static_input(self.name, _STATIC, symmetric, self.tensors, self.contradictions, codes)
 
     def impossible(self, key: str, found: Any, accepted: str) -> CheckpointError:
         return CheckpointError(

@@ -91,7 +91,7 @@ WHOLE = "whole number from -128 to 127"
     [
         (SCALE, None, "missing"),
         (SCALE, torch.tensor([0.5, 0.5]), "float32 [2]"),
-        (SCALE, torch.ones(1, 1), "float32 [1, 1]"),
+        (SCALE, torch.ones(2, 1), "float32 [2, 1]"),
         (SCALE, torch.ones(0), "float32 [0]"),
         (SCALE, torch.ones(1, dtype=torch.int8), "int8 [1]"),
         (SCALE, torch.ones(1, dtype=torch.float64), "float64 [1]"),
@@ -143,7 +143,9 @@ def test_experts_round_per_token_and_symmetric(
     assert len(checkpoint.warnings) == len(notes)
     for note in notes:
         [warning] = [text for text in checkpoint.warnings if note in text]
-        assert (".experts." in warning, "o_proj" in warning) == ((False, True) if "torchao" in note else (True, False))
+        assert (".experts." in warning, "o_proj" in warning) == (
+            (False, True) if "torchao" in note else (True, False)
+        )
     build_model(checkpoint)
 
 
