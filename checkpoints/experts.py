@@ -18,6 +18,12 @@ import torch
 # w1, w3, w2 are what Mixtral calls them, and what some writers of w4afp8 call the scales of their inputs.
 OLDER_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 _STACKED = ("gate_up_proj", "down_proj")
+_OF_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+def is_of_expert(linear: str) -> bool:
+    """Whether the linear of this name belongs to a routed expert."""
+    return _OF_EXPERT.search(linear) is not None
 
 
 @dataclass(frozen=True)

@@ -53,4 +53,4 @@ def _in_float(layer: LayerInfo) -> LayerInfo:
     if layer.name.rpartition(".")[2] != EXPANDING or layer.refusal is not None:
         return layer
     none = Activations.NONE
-    return replace(layer, scheme=None, activations=none, refused_activations=None, reason=_REASON)
+    return replace(layer, scheme=None, activations=none, refused_activations=None, fixed=None, reason=_REASON)

@@ -132,6 +132,7 @@ def _info(layer: StoredLayer, folder: ModelFolder) -> LayerInfo:
         bias=folder.architecture.linears[layer.name].bias,
         refusal=refusal,
         refused_activations=layer.refused_activations,
+        fixed=layer.fixed,
     )
 
 
