@@ -9,6 +9,7 @@ gate, up, down, unless llmcompressor wrote them.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
