@@ -87,9 +87,9 @@ AVX2 = InstructionSet(
     frozenset({"avx2", "fma"}),
     lanes=8,
     columns=16,
-    # 12 accumulators at most, of int16 while four steps last; for many rows three digits of one are better than of two.
+    # 12 accumulators at most; those of the panel form are of int16.
     rows={1: (3, 2, 1), 2: (3, 2, 1), 3: (2, 1)},
-    panel={1: (3, 2, 1), 2: (3, 2, 1), 3: (1,)},
+    panel={1: (4, 2, 1), 2: (2, 1), 3: (2, 1)},
     least_panel=16,
     one_row={1: 64, 2: 64},
 )
