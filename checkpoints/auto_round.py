@@ -14,6 +14,7 @@ from halfbyte.checkpoints.config_values import accept, mapping, names
 from halfbyte.checkpoints.gptq_packing import GptqPacking
 from halfbyte.checkpoints.layer_rules import Match, Rule
 from halfbyte.checkpoints.model_folder import ModelFolder
+from halfbyte.checkpoints.names_in_file import is_head
 from halfbyte.checkpoints.packed_config import FLOAT_BITS, PackedConfig, layer_setting, override
 from halfbyte.checkpoints.packed_reader import open_packed
 from halfbyte.checkpoints.packing import Packing
@@ -60,7 +61,7 @@ def auto_round_config(found: QuantizationConfig) -> PackedConfig:
     extra = mapping(values, "extra_config", where)
 
     def covers(layer: str) -> bool:
-        if layer == "lm_head":
+        if is_head(layer):
             return False
         return not blocks or any(layer == block or layer.startswith(block + ".") for block in blocks)
 

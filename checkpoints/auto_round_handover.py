@@ -50,7 +50,7 @@ def _compressed_tensors(values: dict[str, Any], where: str) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head", *_in_float(values, where)],
+        "ignore": ["re:.*lm_head", *_in_float(values, where)],
     }
 
 

@@ -12,6 +12,7 @@ from halfbyte.checkpoints.awq_packing import AwqPacking
 from halfbyte.checkpoints.config_values import accept, flag, names
 from halfbyte.checkpoints.layer_rules import Match, Rule
 from halfbyte.checkpoints.model_folder import ModelFolder
+from halfbyte.checkpoints.names_in_file import is_head
 from halfbyte.checkpoints.packed_config import PackedConfig, layer_setting
 from halfbyte.checkpoints.packed_reader import open_packed
 from halfbyte.checkpoints.quantization_config import QuantizationConfig
@@ -44,7 +45,7 @@ def awq_config(found: QuantizationConfig) -> PackedConfig:
         where,
         layer_setting(_common_words(values, where), where),
         rules,
-        lambda layer: layer != "lm_head",
+        lambda layer: not is_head(layer),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from halfbyte.passes.ops.int8_roundings import FixedRounding
 from halfbyte.passes.report import Refusal
 from halfbyte.passes.scheme import Activations, Scheme
 from halfbyte.passes.weight import Weight
@@ -25,6 +26,7 @@ class LayerInfo:
         storage: the format in words, e.g. ``gptq v1``, ``gguf q4_1``, ``float bf16``.
         scheme: how it is quantized; None when the compiled layer computes with float weights.
         activations: what the checkpoint itself asks for.
+        fixed: what inputs are rounded with where that is ``INT8_FIXED``, else None.
         bias: whether the layer has one.
         reason: for scheme None of a layer that is quantized on disk: why it becomes float; else what a user should
             know of it.
@@ -45,6 +47,7 @@ class LayerInfo:
     refusal: Refusal | None = None
     refused_activations: Refusal | None = None
     shares: str = ""
+    fixed: FixedRounding | None = None
 
 
 @dataclass(frozen=True)

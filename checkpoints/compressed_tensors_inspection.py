@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from halfbyte.checkpoints.compressed_tensors_activations import settle_activations
+from halfbyte.checkpoints.compressed_tensors_activations import with_activations
 from halfbyte.checkpoints.compressed_tensors_args import QuantizationArgs
 from halfbyte.checkpoints.compressed_tensors_config import CompressedTensorsConfig, Group
 from halfbyte.checkpoints.compressed_tensors_layer import (
@@ -27,7 +27,6 @@ from halfbyte.checkpoints.scale_blocks import ScaleBlocks, settle_blocks
 from halfbyte.checkpoints.stored_layer import StoredLayer
 from halfbyte.checkpoints.unreadable_layer import UnreadableLayer
 from halfbyte.errors import CheckpointError
-from halfbyte.passes.scheme import Activations
 from halfbyte.passes.words import fields, words_for
 
 _STRATEGIES = ("tensor", "channel", "group", "block")
@@ -88,9 +87,8 @@ def inspect_layer(
         return _fp8(name, shape, tensors, args, group, contradictions)
     if (why := _why_unreadable(name, shape, tensors, args, packed)) is not None:
         return _unreadable(name, shape, stored, why, "bits = 4 or 8")
-    activations, refused = settle_activations(name, group.inputs, None, contradictions)
     layer = _integer(name, shape, tensors, args, packed, contradictions, glance)
-    return dataclasses.replace(layer, activations=activations, refused_activations=refused)
+    return with_activations(layer, group.inputs, None, tensors, contradictions)
 
 
 def _group(name: str, config: CompressedTensorsConfig, contradictions: Contradictions) -> Group:
@@ -119,8 +117,7 @@ def _fp4(
     whole = f"{name}.weight_global_scale" in tensors
     kind, names = ("nvfp4", _NVFP4) if whole else ("mxfp4", _MXFP4)
     layer = inspect_fp4(name, shape, kind, names, tensors)
-    activations, refused = settle_activations(name, group.inputs, None, contradictions)
-    return dataclasses.replace(layer, activations=activations, refused_activations=refused)
+    return with_activations(layer, group.inputs, None, tensors, contradictions)
 
 
 def _fp8(
@@ -140,8 +137,7 @@ def _fp8(
     if asked is not None and asked.group_size is not None and grouped:
         # A group that is longer than the row is the row.
         asked = dataclasses.replace(asked, group_size=min(asked.group_size, shape[1]))
-    activations, refused = settle_activations(name, asked, inputs, contradictions)
-    return dataclasses.replace(layer, activations=activations, refused_activations=refused)
+    return with_activations(layer, asked, inputs, tensors, contradictions)
 
 
 def _blocks(args: QuantizationArgs, shape: tuple[int, int]) -> ScaleBlocks:
@@ -213,7 +209,6 @@ def _integer(
         scale_dtype=SCALE_DTYPES[scales.dtype],
         blocks=blocks,
         packed=packed,
-        activations=Activations.NONE,
     )
 
 

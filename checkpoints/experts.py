@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,13 @@ import torch
 
 # w1, w3, w2 are what Mixtral calls them, and what some writers of w4afp8 call the scales of their inputs.
 OLDER_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-# Before the names of a text model that is part of one of text and images.
-TEXT_PART = "language_model."
 _STACKED = ("gate_up_proj", "down_proj")
+_OF_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+def is_of_expert(linear: str) -> bool:
+    """Whether the linear of this name belongs to a routed expert."""
+    return _OF_EXPERT.search(linear) is not None
 
 
 @dataclass(frozen=True)
@@ -94,26 +98,3 @@ def router_shape(module: torch.nn.Module) -> tuple[int, int] | None:
     if isinstance(module, torch.nn.Linear | torch.nn.Embedding):
         return None
     return weight.shape[0], weight.shape[1]
-
-
-def names_in_file(stored: Iterable[str]) -> Callable[[str], str]:
-    """From the model's names of layers and parameters to those of a file with the tensors `stored`."""
-    found = list(stored)
-    block = any(".block_sparse_moe." in name for name in found)
-    leaves = any(".experts.0.w1." in name and not name.endswith(".input_scale") for name in found)
-
-    routers = any(".router.layer." in name for name in found)  # Granite's
-    part = any(name.startswith(f"{TEXT_PART}model.") for name in found)
-
-    def rename(name: str) -> str:
-        if part:
-            name = TEXT_PART + name
-        if routers:
-            name = re.sub(r"\.router(?=\.|$)", ".router.layer", name)
-        if block:
-            name = name.replace(".mlp.", ".block_sparse_moe.")
-        if leaves and ".experts." in name:
-            name = ".".join(OLDER_NAMES.get(part, part) for part in name.split("."))
-        return name
-
-    return rename

@@ -12,7 +12,6 @@ from halfbyte.checkpoints.architecture import Architecture
 from halfbyte.checkpoints.checkpoint import FloatInfo
 from halfbyte.errors import CheckpointError
 
-HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MAX_SEARCHED = 5000
 
@@ -38,7 +37,7 @@ def settle_tied_head(
     """
     if not architecture.tied:
         return False
-    weight, embedding = f"{HEAD}.weight", f"{EMBEDDING}.weight"
+    weight, embedding = f"{architecture.head}.weight", f"{architecture.embedding}.weight"
     if not quantized and weight not in stored:
         return True
     if not quantized and _equal(read(weight), read(embedding) if embedding in stored else None):
@@ -75,7 +74,7 @@ def match_parameters(
     found = {}
     missing = []
     for name, shape in architecture.parameters.items():
-        if name in elsewhere or (tied and name == f"{HEAD}.weight" and name not in stored):
+        if name in elsewhere or (tied and name == f"{architecture.head}.weight" and name not in stored):
             continue
         info = stored.get(name)
         if info is None:

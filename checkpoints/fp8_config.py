@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from halfbyte.checkpoints.layer_rules import Match, Rule, first_fit
+from halfbyte.checkpoints.names_in_file import is_head
 from halfbyte.checkpoints.quantization_config import QuantizationConfig
 from halfbyte.checkpoints.scale_blocks import ScaleBlocks, block_sizes
 from halfbyte.errors import CheckpointError
@@ -37,7 +38,7 @@ class Fp8Config:
 
     def quantizes(self, layer: str) -> bool:
         """Whether the layer is to be quantized; lm_head only if its tensors say so."""
-        return layer != "lm_head" and first_fit(self.ignored, layer) is None
+        return not is_head(layer) and first_fit(self.ignored, layer) is None
 
     def blocks(self, shape: tuple[int, int]) -> ScaleBlocks:
         """What shares a scale in an e4m3 weight [N, K]."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from halfbyte.checkpoints.architecture import checked_config
 from halfbyte.checkpoints.gguf_header import GgufHeader, GgufTensor
+from halfbyte.checkpoints.model_config import checked_config
 from halfbyte.errors import CheckpointError
 
 # Others store what transformers' models hold in ways of their own: norms plus one, heads in another order.

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from halfbyte.checkpoints import gguf_blocks as blocks
-from halfbyte.checkpoints.architecture import Architecture, LinearShape
+from halfbyte.checkpoints.architecture import EMBEDDING, HEAD, Architecture, LinearShape
 from halfbyte.checkpoints.checkpoint import Checkpoint, FloatInfo, LayerInfo
 from halfbyte.checkpoints.decoder_shapes import architecture_of
-from halfbyte.checkpoints.float_parameters import EMBEDDING, HEAD, drop_zero_biases, match_parameters
+from halfbyte.checkpoints.float_parameters import drop_zero_biases, match_parameters
 from halfbyte.checkpoints.folder import path_inside
 from halfbyte.checkpoints.gguf_config import differences, gguf_config
 from halfbyte.checkpoints.gguf_header import GgufTensor, read_gguf_header

@@ -13,6 +13,7 @@ from halfbyte.checkpoints.config_values import accept, mapping, names
 from halfbyte.checkpoints.gptq_packing import GptqPacking
 from halfbyte.checkpoints.layer_rules import Match, Rule, first_fit
 from halfbyte.checkpoints.model_folder import ModelFolder
+from halfbyte.checkpoints.names_in_file import is_head
 from halfbyte.checkpoints.packed_config import PackedConfig, layer_setting, override
 from halfbyte.checkpoints.packed_reader import open_packed
 from halfbyte.checkpoints.quantization_config import QuantizationConfig
@@ -44,7 +45,7 @@ def gptq_config(found: QuantizationConfig) -> PackedConfig:
     head = values.get("lm_head") is True
 
     def covers(layer: str) -> bool:
-        if layer == "lm_head":
+        if is_head(layer):
             return head
         return not blocks or first_fit(blocks, layer) is not None
 

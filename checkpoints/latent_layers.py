@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from halfbyte.checkpoints.architecture import LATENT
 from halfbyte.checkpoints.changed_checkpoint import ChangedCheckpoint
 from halfbyte.checkpoints.checkpoint import Checkpoint, FloatInfo, LayerInfo
+from halfbyte.checkpoints.model_config import LATENT
 from halfbyte.passes.scheme import Activations
 
 EXPANDING, COMPRESSING = "kv_b_proj", "kv_a_proj_with_mqa"
@@ -53,4 +53,4 @@ def _in_float(layer: LayerInfo) -> LayerInfo:
     if layer.name.rpartition(".")[2] != EXPANDING or layer.refusal is not None:
         return layer
     none = Activations.NONE
-    return replace(layer, scheme=None, activations=none, refused_activations=None, reason=_REASON)
+    return replace(layer, scheme=None, activations=none, refused_activations=None, fixed=None, reason=_REASON)

@@ -127,6 +127,7 @@ def _quantized_module(
         digits=_DIGITS[dtype],
         min_tokens=min_tokens,
         permutation=checkpoint.permutation(layer.name),
+        fixed=layer.fixed if activations is Activations.INT8_FIXED else None,
     )
 
 

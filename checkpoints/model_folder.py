@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from halfbyte.checkpoints.architecture import Architecture, checked_config
+from halfbyte.checkpoints.architecture import Architecture
 from halfbyte.checkpoints.checkpoint import FloatInfo, LayerInfo
 from halfbyte.checkpoints.decoder_shapes import architecture_of
-from halfbyte.checkpoints.experts import TEXT_PART, names_in_file
 from halfbyte.checkpoints.float_parameters import (
-    EMBEDDING,
-    HEAD,
     drop_zero_biases,
     match_parameters,
     missing_tensor,
@@ -23,6 +20,8 @@ from halfbyte.checkpoints.float_parameters import (
 )
 from halfbyte.checkpoints.folder import path_inside
 from halfbyte.checkpoints.json_file import read_json_object
+from halfbyte.checkpoints.model_config import checked_config
+from halfbyte.checkpoints.names_in_file import NamesInFile
 from halfbyte.checkpoints.quantization_config import QuantizationConfig, find_quantization_config
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder, refuse_pickles
 from halfbyte.checkpoints.stacked_tensors import split_stacked
@@ -56,7 +55,7 @@ class ModelFolder:
     quantization: QuantizationConfig | None
     glance: bool = False
     warnings: list[str] = field(default_factory=list)
-    name_of: Callable[[str], str] = str
+    name_of: NamesInFile = field(default_factory=NamesInFile)
 
     def float_parts(
         self, quantized: Iterable[str], parts: Iterable[str]
@@ -75,7 +74,7 @@ class ModelFolder:
         tied = settle_tied_head(
             self.config,
             self.architecture,
-            quantized=HEAD in layers,
+            quantized=self.architecture.head in layers,
             stored=stored,
             read=self.tensors.read,
             warnings=self.warnings,
@@ -93,7 +92,8 @@ class ModelFolder:
         for name, linear in self.architecture.linears.items():
             info = floats.get(f"{name}.weight")
             if name not in quantized and info is not None:
-                shared = f"shares the weight of {EMBEDDING}" if tied and name == HEAD else ""
+                head = name == self.architecture.head
+                shared = f"shares the weight of {self.architecture.embedding}" if tied and head else ""
                 storage = f"float {_SHORT[info.dtype]}"
                 found[name] = LayerInfo(name, linear.shape, storage, None, bias=linear.bias, reason=shared)
         return found
@@ -101,12 +101,10 @@ class ModelFolder:
     def _report_unused(self, used: set[str]) -> None:
         known = used | self.architecture.buffers
         unused = [name for name in self.tensors if name not in known and not name.endswith(_COMPUTED)]
-        if self.name_of("") == TEXT_PART:
-            images = [name for name in unused if not name.startswith(TEXT_PART)]
-            if images:
-                count = f"{len(images)} tensors are of another part, as {images[0][:200]}"
-                self.warnings.append(f"only the text model is compiled: {count}")
-            unused = [name for name in unused if name.startswith(TEXT_PART)]
+        if others := [name for name in unused if self.name_of.is_elsewhere(name)]:
+            count = f"{len(others)} tensors are of another part, as {others[0][:200]}"
+            self.warnings.append(f"only the text model is compiled: {count}")
+            unused = [name for name in unused if not self.name_of.is_elsewhere(name)]
         if any(name.endswith(_OF_CACHES) for name in unused):
             self.warnings.append(
                 "scales of quantized key and value caches are not used: caches are of --kv-cache"
@@ -137,7 +135,7 @@ def open_folder(folder: Path, *, glance: bool = False) -> ModelFolder:
     quantization = find_quantization_config(folder, raw)
     config = checked_config(raw, "config.json")
     tensors = SafetensorsFolder(folder)
-    name_of = names_in_file(tensors)
+    name_of = NamesInFile.of(tensors)
     architecture = architecture_of(config).renamed(name_of)
     split_stacked(tensors, architecture.experts)
     return ModelFolder(folder, config, tensors, architecture, quantization, glance, name_of=name_of)

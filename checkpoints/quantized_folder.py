@@ -11,6 +11,7 @@ from halfbyte.checkpoints.checkpoint import FloatInfo, LayerInfo
 from halfbyte.checkpoints.contradictions import Contradictions
 from halfbyte.checkpoints.float_folder import FolderCheckpoint
 from halfbyte.checkpoints.model_folder import ModelFolder, refuse_both, require_weight
+from halfbyte.checkpoints.names_in_file import is_head
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.stored_layer import StoredLayer
 from halfbyte.passes.report import Refusal
@@ -97,7 +98,7 @@ def open_quantized(folder: ModelFolder, reader: LayerReader) -> QuantizedFolder:
             found[name] = reader.inspect(name, linear.shape, folder.tensors, contradictions)
         elif f"{name}.weight" in folder.tensors and reader.quantizes(name):
             contradictions.add(name, f"{reader.where} quantizes these layers, the tensors are float")
-        elif name != "lm_head" and reader.quantizes(name):
+        elif not is_head(name) and reader.quantizes(name):
             require_weight(name, folder, reader.weights[0])
     parts = [part for layer in found.values() for part in layer.tensor_names()]
     floats, float_layers = folder.float_parts(found, parts)
@@ -131,6 +132,7 @@ def _info(layer: StoredLayer, folder: ModelFolder) -> LayerInfo:
         bias=folder.architecture.linears[layer.name].bias,
         refusal=refusal,
         refused_activations=layer.refused_activations,
+        fixed=layer.fixed,
     )
 
 

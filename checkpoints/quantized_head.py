@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from halfbyte.checkpoints.architecture import EMBEDDING, HEAD
 from halfbyte.checkpoints.changed_checkpoint import ChangedCheckpoint
 from halfbyte.checkpoints.checkpoint import Checkpoint, LayerInfo
 from halfbyte.errors import UsageError
@@ -13,7 +14,6 @@ from halfbyte.passes.scheme import WeightScheme, Zero
 from halfbyte.passes.weight import QuantTensor, Weight, dtype_name
 
 _CHOICES = ("keep", "int8", "int4")
-_HEAD, _EMBEDDING = "lm_head", "model.embed_tokens.weight"
 _ROWS = 4096  # rounded at a time, so that memory holds little beside the codes
 
 
@@ -36,11 +36,11 @@ _KINDS = {"int8": _Kind(8, 64), "int4": _Kind(4, 32)}
 
 def float_head(checkpoint: Checkpoint) -> FloatHead | None:
     """The head that could be rounded; None if it is quantized already, or not there."""
-    name = checkpoint.name_of(_HEAD)
+    name = checkpoint.name_of(HEAD)
     layer, own = checkpoint.layers.get(name), f"{name}.weight"
     if layer is not None and (layer.scheme is not None or layer.refusal is not None):
         return None
-    stored = own if own in checkpoint.floats else checkpoint.name_of(_EMBEDDING)
+    stored = own if own in checkpoint.floats else checkpoint.name_of(f"{EMBEDDING}.weight")
     if stored not in checkpoint.floats:
         return None
     rows, width = checkpoint.floats[stored].shape
@@ -57,7 +57,7 @@ def with_head(checkpoint: Checkpoint, choice: str) -> Checkpoint:
     """
     if choice == "keep":
         return checkpoint
-    kind, name = _KINDS.get(choice), checkpoint.name_of(_HEAD)
+    kind, name = _KINDS.get(choice), checkpoint.name_of(HEAD)
     if kind is None:
         raise UsageError("no such choice", where="lm_head", found=repr(choice), accepted=", ".join(_CHOICES))
     layer = checkpoint.layers.get(name)

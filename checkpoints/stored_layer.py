@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
+from halfbyte.passes.ops.int8_roundings import FixedRounding
 from halfbyte.passes.report import Refusal
 from halfbyte.passes.scheme import Activations, Scheme
 from halfbyte.passes.weight import Weight
@@ -23,12 +24,14 @@ class StoredLayer(abc.ABC):
         shape: logical (N, K).
         activations: what the checkpoint asks the layer to do to its input.
         refused_activations: when it asks for something that no operator computes.
+        fixed: what its input is rounded with where ``activations`` is ``INT8_FIXED``.
     """
 
     name: str
     shape: tuple[int, int]
     activations: Activations = Activations.NONE
     refused_activations: Refusal | None = None
+    fixed: FixedRounding | None = None
 
     @property
     @abc.abstractmethod

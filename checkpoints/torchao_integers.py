@@ -15,6 +15,7 @@ from halfbyte.checkpoints.layer_tensors import SCALE_DTYPES, read_scales
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
 from halfbyte.checkpoints.signed_codes import unsigned_codes
 from halfbyte.checkpoints.torchao_settings import CODES, PARTS, SCALE, ZERO, TorchaoTensor
+from halfbyte.passes.ops.int8_roundings import FixedRounding
 from halfbyte.passes.scheme import Activations
 from halfbyte.passes.weight import scales_by_row
 
@@ -94,11 +95,12 @@ def inspect_int8(weight: TorchaoTensor) -> TorchaoIntegers:
     weight.check(SCALE, grid, SCALE_DTYPES)
     if weight.has(ZERO):
         weight.check(ZERO, grid, (torch.int8,))
-    weight.note_static_scales()
+    activations, fixed = _of_int8(weight)
     return TorchaoIntegers(
         name=weight.name,
         shape=weight.shape,
-        activations=weight.rounding(_of_int8(weight)),
+        activations=activations,
+        fixed=fixed,
         bits=8,
         groups=groups,
         group_size=size,
@@ -108,20 +110,27 @@ def inspect_int8(weight: TorchaoTensor) -> TorchaoIntegers:
     )
 
 
-def _of_int8(weight: TorchaoTensor) -> Activations:
-    """What ``act_quant_kwargs`` ask for: per token, unless granularity or range say otherwise, as torchao rounds."""
+def _of_int8(weight: TorchaoTensor) -> tuple[Activations, FixedRounding | None]:
+    """What ``act_quant_kwargs`` ask for, as torchao rounds: with a static scale, or per token, in the whole range."""
     asked = weight.said.get("act_quant_kwargs")
     if asked is None:
-        return Activations.NONE
+        return Activations.NONE, None
     said = asked.get("_data") if isinstance(asked, dict) else None
     settings = said if isinstance(said, dict) else {}
     asymmetric = "ASYMMETRIC" in str(settings.get("mapping_type"))
     whole = "PerTensor" in str(settings.get("granularity"))
-    if whole or settings.get("reduce_range") or weight.has_static_scales:
+    reduced = bool(settings.get("reduce_range"))
+    if whole and weight.has_static_scales:
+        fixed = weight.static_input(not asymmetric, (-64, 63) if reduced else (-128, 127))
+        if fixed is not None:
+            return Activations.INT8_FIXED, fixed
+    elif weight.has_static_scales:
+        weight.note("static input scales are not used, inputs are quantized per token")
+    if whole or reduced or weight.has_static_scales:
         if asymmetric:
             weight.note("the checkpoint asks for activations with zero points, here they are symmetric")
-        return Activations.INT8
-    return Activations.INT8_AFFINE_F32 if asymmetric else Activations.INT8_SYMMETRIC
+        return Activations.INT8, None
+    return weight.rounding(Activations.INT8_AFFINE_F32 if asymmetric else Activations.INT8_SYMMETRIC), None
 
 
 def _bits(weight: TorchaoTensor) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +9,17 @@ from typing import Any
 import torch
 
 from halfbyte.checkpoints.contradictions import Contradictions
+from halfbyte.checkpoints.experts import is_of_expert
 from halfbyte.checkpoints.layer_tensors import SCALE_DTYPES, check, require
 from halfbyte.checkpoints.safetensors_folder import SafetensorsFolder
+from halfbyte.checkpoints.static_input import static_input
 from halfbyte.errors import CheckpointError
+from halfbyte.passes.ops.int8_roundings import FixedRounding
 from halfbyte.passes.scheme import Activations
 
 CODES, SCALE, ZERO = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 _PRE_SCALE = "_weight_act_pre_scale"
 _STATIC = ("_weight_act_quant_scale", "_weight_act_quant_zero_point")
-_EXPERT = re.compile(r"\.experts\.\d+\.")
 PARTS = (CODES, SCALE, ZERO, _PRE_SCALE, *_STATIC)
 
 
@@ -93,7 +94,7 @@ class TorchaoTensor:
 
     def rounding(self, kind: Activations) -> Activations:
         """The rounding of a layer's activations: torchao's; of experts the kernels' own, with a note."""
-        if kind is Activations.INT8 or not _EXPERT.search(self.name):
+        if kind is Activations.INT8 or not is_of_expert(self.name):
             return kind
         if kind is not Activations.INT8_SYMMETRIC:
             self.note("the checkpoint asks for activations with zero points, those of experts are symmetric")
@@ -103,9 +104,12 @@ class TorchaoTensor:
     def has_static_scales(self) -> bool:
         return any(map(self.has, _STATIC))
 
-    def note_static_scales(self) -> None:
-        if self.has_static_scales:
-            self.note("static input scales are not used, inputs are quantized per token")
+    def static_input(self, symmetric: bool, codes: tuple[int, int]) -> FixedRounding | None:
+        """What all tokens are rounded with; of experts None, with a note. Errors as of `static_input`."""
+        if is_of_expert(self.name):
+            self.note("static input scales of experts are not used, inputs are quantized per token")
+            return None
+        return static_input(self.name, _STATIC, symmetric, self.tensors, self.contradictions, codes)
 
     def impossible(self, key: str, found: Any, accepted: str) -> CheckpointError:
         return CheckpointError(

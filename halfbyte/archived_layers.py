@@ -54,7 +54,8 @@ def archived_layers(
             moe = _experts_kernels(target, checkpoint, model, (name, members), dtype, options)
             out.append(ArchivedLayer(name, moe, members))
         else:
-            out.append(ArchivedLayer(name, _kernels(target, known, dtype, options), members))
+            kernels = _kernels(target, known, dtype, options)
+            out.append(ArchivedLayer(name, kernels, members, _fixed(name, kernels)))
     return out
 
 
@@ -67,6 +68,14 @@ def _names(bundle: Bundle, experts: Mapping[str, Sequence[str]]) -> Iterator[str
     sides = {f"{name}.{side}": name for name in experts for side in ("up", "down")}
     keys = [key for archive in bundle.manifest.parameters for key in archive.tensors if key.endswith(_CODES)]
     yield from dict.fromkeys(sides.get(key.removesuffix(_CODES), key.removesuffix(_CODES)) for key in keys)
+
+
+def _fixed(name: str, kernels: Linear | Fp8Linear) -> str | None:
+    """Where the archive holds what a layer's input is rounded with: merged layers share that of their first."""
+    from halfbyte.lowering.kernels.linear import Linear
+
+    fixed = isinstance(kernels, Linear) and kernels.modes[0].fixed
+    return f"{name.partition('+')[0]}.fixed" if fixed else None
 
 
 def _unknown(name: str) -> CheckpointError:

@@ -207,18 +207,24 @@ def _linear_reference(
     bias = torch.cat(biases) if biases else None
     if isinstance(weight, QuantTensor) and weight.permutation is not None:
         ordered = ordered[:, weight.permutation]
+    given = checkpoint.layers[members[0]].fixed
+    fixed = None if layer.fixed is None or given is None else given.tensor()
     wanted, exacts = [], []
     for start in range(0, layer.outputs, _ROWS):
         part = weight.rows(start, start + _ROWS)
         added = None if bias is None else bias[start : start + _ROWS]
-        wanted.append(_reference_rows(linear, part, ordered, added))
+        wanted.append(_reference_rows(linear, part, ordered, added, fixed))
         exacts.append(x.double() @ part.dequantize().double().T + (0 if added is None else added.double()))
     limit = FP8_LIMIT if isinstance(weight, Fp8Tensor) else 0.0
     return _Reference(ordered, torch.cat(wanted, -1), torch.cat(exacts, -1), limit)
 
 
 def _reference_rows(
-    linear: Linear | Fp8Linear, weight: Weight, x: torch.Tensor, bias: torch.Tensor | None
+    linear: Linear | Fp8Linear,
+    weight: Weight,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    fixed: torch.Tensor | None,
 ) -> torch.Tensor:
     """What the layer's operator gives for some of its outputs."""
     import torch
@@ -244,6 +250,7 @@ def _reference_rows(
         linear.digits,
         linear.min_tokens,
         weight.levels.value,
+        fixed,
     )
 
 

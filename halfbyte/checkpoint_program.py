@@ -38,6 +38,7 @@ def program_of_checkpoint(
         UsageError: options that do not fit the model.
     """
     from halfbyte.checkpoints import build_model, open_checkpoint
+    from halfbyte.checkpoints.architecture import HEAD
     from halfbyte.checkpoints.latent_layers import with_latents
     from halfbyte.fusions import passes_of
     from halfbyte.lowering.decoder import cache_shapes, export_decoder
@@ -64,10 +65,11 @@ def program_of_checkpoint(
         report = Report(warnings=list(checkpoint.warnings), head=head)
         report.refusals += _refusals(checkpoint, activations)
         report.layers += [_row(layer, activations, options) for layer in checkpoint.layers.values()]
-        if "lm_head" not in checkpoint.layers and checkpoint.config.get("tie_word_embeddings"):
+        head_name = checkpoint.name_of(HEAD)
+        if head_name not in checkpoint.layers and checkpoint.config.get("tie_word_embeddings"):
             report.layers.append(_tied_head(checkpoint))
         for row in report.layers:
-            if row.name == checkpoint.name_of("lm_head"):
+            if row.name == head_name:
                 row.reason = reason(head) or row.reason
         if options.on_unsupported == "error":
             raise_refusals(report.refusals)
@@ -149,13 +151,14 @@ def _row(layer: LayerInfo, choice: LayerActivations, options: CompileOptions) ->
 
 
 def _tied_head(checkpoint: Checkpoint) -> Any:
+    from halfbyte.checkpoints.architecture import EMBEDDING, HEAD
     from halfbyte.passes.report import LayerRow
     from halfbyte.passes.weight import dtype_name
 
-    embedding = checkpoint.floats["model.embed_tokens.weight"]
+    embedding = checkpoint.floats[checkpoint.name_of(f"{EMBEDDING}.weight")]
     shape, storage = (embedding.shape[0], embedding.shape[1]), f"float {dtype_name(embedding.dtype)}"
     return LayerRow(
-        "lm_head", shape, storage, "float", "float", reason="shares the weight of model.embed_tokens"
+        checkpoint.name_of(HEAD), shape, storage, "float", "float", reason=f"shares the weight of {EMBEDDING}"
     )
 
 

@@ -99,6 +99,7 @@ _INPUT = {
     "int8_affine_f32": "int8 activations per token with zero points",
     "int8_affine_f64": "int8 activations per token with zero points",
     "int8_symmetric": "int8 activations per token, absmax / 127.5",
+    "int8_fixed": "int8 activations with a scale of the checkpoint",
     "fp8": "e4m3 activations per token",
     "none": "float activations, digit planes",
 }

@@ -22,8 +22,8 @@ def keeps_latents(checkpoint: Checkpoint, choice: str) -> bool:
     Raises:
         UsageError: no such choice, or ``on`` for a model without latent attention, or whose latents are too wide.
     """
-    from halfbyte.checkpoints.architecture import LATENT
     from halfbyte.checkpoints.latent_layers import has_latents, latent_columns
+    from halfbyte.checkpoints.model_config import LATENT
 
     if choice not in CHOICES:
         raise UsageError(

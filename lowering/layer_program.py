@@ -14,6 +14,7 @@ from halfbyte.lowering.kernels.linear import Linear
 from halfbyte.lowering.kernels.moe import Moe
 from halfbyte.lowering.parameters import TensorSpec
 from halfbyte.lowering.splice import SCOPE
+from halfbyte.passes.ops.int8_roundings import FIXED
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class ArchivedLayer:
         name: its name there; merged layers have one.
         linear: its kernels.
         members: the layers it was merged from, in column order.
+        fixed: the archive's name of what ``int8_fixed`` rounds with; None where that is given with the rows.
     """
 
     name: str
     linear: Linear | Fp8Linear | Moe | Fp8Moe
     members: tuple[str, ...] = ()
+    fixed: str | None = None
 
     @property
     def outputs(self) -> int:
@@ -44,18 +47,22 @@ class ArchivedLayer:
 
 
 def layer_program(layers: Iterable[ArchivedLayer]) -> str:
-    """MLIR with ``@layer_<name>(x: [M, K]) -> [M, N]`` for every layer; experts also take ids and weights [M, k]."""
+    """MLIR with ``@layer_<name>(x: [M, K]) -> [M, N]`` for every layer; experts also take ids and weights [M, k].
+
+    A linear that rounds with what the archive does not hold takes it last.
+    """
     parts: dict[str, str] = {}
     for layer in layers:
         linear = layer.linear
         for kernel in linear.kernels:
             parts.setdefault(kernel.symbol, kernel.text())
         parts.setdefault(linear.symbol, linear.text())
-        specs = [TensorSpec(f"{layer.name}.{a.name}", a.shape, a.dtype) for a in linear.arguments]
+        held = [] if layer.fixed is None else [TensorSpec(layer.fixed, (len(FIXED),), "f32")]
+        specs = held + [TensorSpec(f"{layer.name}.{a.name}", a.shape, a.dtype) for a in linear.arguments]
         for spec in specs:
             named = f'#flow.parameter.named<"{SCOPE}"::"{spec.key}">'
             parts[spec.key] = f'util.global private @"{spec.key}" = {named} : {spec.type}'
-        y, data = linear.result, linear.data
+        y, data = linear.result, linear.data[: len(linear.data) - len(held)]
         loads = "\n".join(
             f'  %w{i} = util.global.load immutable @"{spec.key}" : {spec.type}'
             for i, spec in enumerate(specs)

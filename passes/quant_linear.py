@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import halfbyte.passes.ops  # noqa: F401  registers torch.ops.halfbyte
+from halfbyte.passes.ops.int8_roundings import FixedRounding
 from halfbyte.passes.scheme import Activations, WeightScheme, Zero
 from halfbyte.passes.weight import FLOAT_DTYPES, QuantTensor
 
@@ -24,6 +25,7 @@ class QuantLinear(torch.nn.Module):
         digits: digit planes of the float path: 3 for float32 models, 2 for float16 and bfloat16.
         min_tokens: see ``halfbyte::linear``.
         permutation: int64 [K], the activation order: the layer reads ``x[..., permutation]``.
+        fixed: what the input is rounded with where ``activations`` is ``INT8_FIXED``, else None.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class QuantLinear(torch.nn.Module):
         digits: int,
         min_tokens: int = 0,
         permutation: torch.Tensor | None = None,
+        fixed: FixedRounding | None = None,
     ) -> None:
         super().__init__()
         outputs, inputs = shape
@@ -56,6 +59,7 @@ class QuantLinear(torch.nn.Module):
         )
         self.register_buffer("bias", empty((outputs,), torch.float32) if bias else None)
         self.register_buffer("permutation", permutation)
+        self.register_buffer("fixed", None if fixed is None else fixed.tensor())
 
     def fill(self, weight: QuantTensor, bias: torch.Tensor | None = None) -> QuantLinear:
         """Puts real tensors in place of the meta buffers and returns self."""
@@ -80,6 +84,7 @@ class QuantLinear(torch.nn.Module):
             self.digits,
             self.min_tokens,
             self.scheme.levels.value,
+            self.fixed,
         )
 
     def extra_repr(self) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from halfbyte.passes.graph_patterns import CASTS, arguments, calls, itself, operator_name, strip
-from halfbyte.passes.ops.int8_roundings import ROUNDINGS
+from halfbyte.passes.ops.int8_roundings import ROUNDINGS, FixedRounding
 from halfbyte.passes.scheme import Activations
 from halfbyte.passes.state_eval import StateEval
 
@@ -165,13 +165,10 @@ def _fixed(quantize: Node, x: Node, evaluate: StateEval) -> torch.Tensor | None:
         return None  # computed in the dtype of x
     least, most = _range(given, kind)
     shift = 0 if kind is torch.int8 else 128
-    whole = [zero - shift, least - shift, most - shift]
-    if zero != int(zero) or not all(-128 <= part <= 127 for part in whole):
+    if zero != int(zero):
         return None
-    values = torch.tensor([scale, 1.0 / scale if scale else 0.0, *whole], dtype=torch.float64).float()
-    tiny = torch.finfo(torch.float32).smallest_normal
-    usable = bool(torch.isfinite(values[:2]).all()) and bool((values[:2] >= tiny).all())
-    return values if usable else None
+    found = FixedRounding(scale, int(zero) - shift, least - shift, most - shift)
+    return found.tensor() if found.computed else None
 
 
 def _float_type(given: dict[str, Any], evaluate: StateEval) -> bool:

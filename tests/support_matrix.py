@@ -13,6 +13,12 @@ from typing import Any
 
 TESTS = Path(__file__).parent
 README = TESTS.parent / "README.md"
+_ASKED = {
+    "int8": ", int8 activations",
+    "int8_fixed": ", static int8 activations",
+    "int8_affine_f32": ", int8 activations with zero points",
+    "fp8": ", e4m3 activations",
+}
 BEGIN, END = "<!-- made by tests/support_matrix.py -->", "<!-- end of what is made -->"
 
 
@@ -46,7 +52,7 @@ def _kind(group: dict[str, Any]) -> str:
     size = "channelwise" if group["group_size"] in (None, -1) else f"group {group['group_size']}"
     order = ", act-order" if group["act_order"] else ""
     zero = "symmetric" if group["symmetric"] else "asymmetric"
-    asked = {"int8": ", int8 activations", "fp8": ", e4m3 activations"}.get(group.get("activation", ""), "")
+    asked = _ASKED.get(group.get("activation", ""), "")
     return f"{group['weight']} {zero}, {size}, {scales}{order}{asked}"
 
 

@@ -51,6 +51,36 @@ ROUNDINGS = {
 FIXED = ("scale", "inverse", "zero", "least", "most")
 
 
+@dataclass(frozen=True)
+class FixedRounding:
+    """What ``int8_fixed`` rounds all tokens with: x is near scale * (code - zero).
+
+    Attributes:
+        scale: float32.
+        zero: the code of zero.
+        least, most: the range of codes.
+    """
+
+    scale: float
+    zero: int = 0
+    least: int = -128
+    most: int = 127
+
+    @property
+    def computed(self) -> bool:
+        """Whether an operator takes it: codes in -128..127, scale and its inverse normal numbers above 0."""
+        if not all(-128 <= code <= 127 for code in (self.zero, self.least, self.most)):
+            return False
+        both, info = self.tensor()[:2], torch.finfo(torch.float32)
+        return bool(((both >= info.smallest_normal) & (both <= info.max)).all())
+
+    def tensor(self) -> torch.Tensor:
+        """float32 [5], as operators take it: `FIXED`, where the inverse is rounded once."""
+        inverse = 1.0 / self.scale if self.scale else 0.0
+        values = (self.scale, inverse, self.zero, self.least, self.most)
+        return torch.tensor(values, dtype=torch.float64).float()
+
+
 def int8_rounded(
     x: torch.Tensor, kind: Activations, fixed: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -211,8 +212,13 @@ def made_model(
     """transformers' model of one of the families, with random weights; behind its name stands which of its kinds."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(family.split()[0], **(BASE | families[family] | changes))
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    said = copy.deepcopy(BASE | families[family] | changes)  # transformers writes into what it is given
+    config = AutoConfig.for_model(family.split()[0], **said)
+    return drawn(AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval(), seed)
+
+
+def drawn(model: Any, seed: int) -> Made:
+    """A model with random weights."""
     random = torch.Generator().manual_seed(seed)
     kept = model.state_dict().keys()  # no buffers that the configuration leads to
     with torch.no_grad():
@@ -220,8 +226,8 @@ def made_model(
             if name not in kept:
                 continue
             wide = 0.3 if value.dim() > 1 else 0.1
-            drawn = torch.randn(value.shape, generator=random) * wide
-            value.copy_(1 + drawn if "norm" in name and name.endswith("weight") else drawn)
+            values = torch.randn(value.shape, generator=random) * wide
+            value.copy_(1 + values if "norm" in name and name.endswith("weight") else values)
     return Made(model)
 
 

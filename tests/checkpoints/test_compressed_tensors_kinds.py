@@ -112,7 +112,14 @@ GROUPED = {"strategy": "group", "group_size": 32}
         (INT8, False, Activations.INT8, []),
         (FP8, False, Activations.FP8, []),
         (INT8 | {"strategy": None}, False, Activations.INT8, []),
-        (INT8 | {"symmetric": False}, False, Activations.INT8, ["zero points"]),
+        (INT8 | {"symmetric": False}, False, Activations.INT8_AFFINE_F32, ["as torchao"]),
+        (
+            INT8 | {"symmetric": False, "strategy": "tensor"},
+            False,
+            Activations.INT8,
+            ["per tensor", "zero points"],
+        ),
+        (INT8 | {"strategy": "channel", "dynamic": False}, False, Activations.INT8, ["static"]),
         (INT8 | {"strategy": "tensor"}, False, Activations.INT8, ["per tensor"]),
         (FP8 | {"strategy": "tensor", "dynamic": False}, False, Activations.FP8, ["static"]),
         (None, True, Activations.NONE, []),
@@ -147,16 +154,6 @@ def test_activations_that_no_operator_computes(tmp_path: Path, asked: dict[str, 
     assert layer.scheme is not None and layer.activations is Activations.NONE
     assert layer.refused_activations is not None
     assert layer.refused_activations.layer == DOWN_PROJ and "activations" in layer.refused_activations.found
-
-
-def test_static_scales_are_used_up(tmp_path: Path) -> None:
-    """Case 28: scales of inputs are dropped on purpose, and nothing else of the file goes unread."""
-    parts = packed_parts(DOWN_PROJ, *_symmetric((64, 96), 3))
-    parts[f"{DOWN_PROJ}.input_scale"] = np.array([0.5], np.float32)
-    parts[f"{DOWN_PROJ}.input_zero_point"] = np.array([0], np.int8)
-    one = group([DOWN_PROJ], input_activations=INT8 | {"dynamic": False, "strategy": "tensor"})
-    (warning,) = open_checkpoint(ct_folder(tmp_path, llama_config(), parts, [one])).warnings
-    assert "static input scales" in warning
 
 
 def test_mixed_schemes_in_one_file(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from made_checkpoints import llama_config
 
-from halfbyte.checkpoints.architecture import built_architecture, checked_config
+from halfbyte.checkpoints.architecture import built_architecture
 from halfbyte.checkpoints.decoder_shapes import _is_plain, architecture_of
+from halfbyte.checkpoints.model_config import checked_config
 
 
 def config(**changes: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from made_experts import Codes, made_model, quantize, write_experts
 import halfbyte
 from halfbyte.checkpoints import build_model, expert_layers, open_checkpoint
 from halfbyte.checkpoints.architecture import meta_model
-from halfbyte.checkpoints.experts import names_in_file
+from halfbyte.checkpoints.names_in_file import NamesInFile
 from halfbyte.errors import CheckpointError, UnsupportedLayerError
 from halfbyte.passes.quant_experts import QuantExperts
 
@@ -133,14 +133,14 @@ def test_many_experts_that_differ_are_refused(data: Path, monkeypatch: pytest.Mo
 
 
 def test_names_of_mixtral() -> None:
-    both = names_in_file(["model.layers.0.block_sparse_moe.experts.0.w1.weight"])
+    both = NamesInFile.of(["model.layers.0.block_sparse_moe.experts.0.w1.weight"])
     assert both("model.layers.1.mlp.experts.3.up_proj") == "model.layers.1.block_sparse_moe.experts.3.w3"
     assert both("model.layers.1.mlp.gate") == "model.layers.1.block_sparse_moe.gate"
-    block = names_in_file(["model.layers.0.block_sparse_moe.experts.0.gate_proj.weight_packed"])
+    block = NamesInFile.of(["model.layers.0.block_sparse_moe.experts.0.gate_proj.weight_packed"])
     assert (
         block("model.layers.1.mlp.experts.3.up_proj") == "model.layers.1.block_sparse_moe.experts.3.up_proj"
     )
-    scales = names_in_file(["model.layers.0.mlp.experts.0.w1.input_scale"])
+    scales = NamesInFile.of(["model.layers.0.mlp.experts.0.w1.input_scale"])
     assert scales("model.layers.1.mlp.experts.3.up_proj") == "model.layers.1.mlp.experts.3.up_proj"
 
 

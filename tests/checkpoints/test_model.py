@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from dense_families import DENSE
 from made_checkpoints import float_tensors, llama_config, write_folder
 from made_experts import made_model
+from model_families import DENSE
 from transformers import LlamaForCausalLM
 
 from halfbyte.checkpoints import LayerInfo, build_model, load_float_model, open_checkpoint

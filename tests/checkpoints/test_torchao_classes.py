@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from halfbyte.checkpoints import Checkpoint, open_checkpoint
 from halfbyte.errors import CheckpointError
+from halfbyte.passes.ops.int8_roundings import int8_rounded
 from halfbyte.passes.scheme import Activations, Zero
 
 SHAPE = (64, 96)
@@ -108,6 +109,41 @@ def test_how_int8_rounds_activations(
     asked["_data"] |= settings
     checkpoint = opened(tmp_path, "Int8Tensor", int8()[0], block_size=[1, SHAPE[1]], act_quant_kwargs=asked)
     assert checkpoint.layers[DOWN_PROJ].activations is activations and checkpoint.warnings == []
+
+
+@pytest.mark.parametrize(("mapping", "zero"), [("SYMMETRIC", None), ("SYMMETRIC", 0), ("ASYMMETRIC", -9)])
+@pytest.mark.parametrize("reduced", [False, True])
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_static_scales_give_the_codes_of_torchao(
+    tmp_path: Path, mapping: str, zero: int | None, reduced: bool, dimensions: int
+) -> None:
+    """In float32 and, where the scale is float32 as torchao makes it, in bfloat16."""
+    from torchao.quantization import Int8Tensor, PerTensor
+
+    one = [1] * dimensions
+    parts = int8()[0] | {"act_quant_scale": np.full(one, 0.037, np.float32)}
+    parts |= {} if zero is None else {"act_quant_zero_point": np.full(one, zero, np.int8)}
+    asked = json.loads(json.dumps(DYNAMIC).replace("SYMMETRIC", mapping))
+    asked["_data"] |= {"granularity": {"_type": "PerTensor", "_data": {}}, "reduce_range": reduced}
+    checkpoint = opened(tmp_path, "Int8Tensor", parts, block_size=[1, SHAPE[1]], act_quant_kwargs=asked)
+    layer = checkpoint.layers[DOWN_PROJ]
+    assert layer.activations is Activations.INT8_FIXED and checkpoint.warnings == []
+    assert layer.fixed is not None
+    for dtype in (torch.float32, torch.bfloat16):
+        x = (torch.randn((3, 7, SHAPE[1])[-dimensions:]) * 2.5).to(dtype)
+        codes, _, _ = int8_rounded(x, Activations.INT8_FIXED, layer.fixed.tensor())
+        scale, point = torch.full(one, 0.037), torch.full(one, zero or 0, dtype=torch.int8)
+        theirs = Int8Tensor.from_hp(x, PerTensor(), scale=scale, zero_point=point, reduce_range=reduced)
+        assert torch.equal(codes, theirs.qdata)
+        assert (codes.min(), codes.max()) == ((-64, 63) if reduced else (-128, 127))
+
+
+def test_damaged_static_scales_are_named(tmp_path: Path) -> None:
+    asked = json.loads(json.dumps(DYNAMIC))
+    asked["_data"] |= {"granularity": {"_type": "PerTensor", "_data": {}}}
+    parts = int8()[0] | {"act_quant_scale": np.array([[np.nan]], np.float32)}
+    with pytest.raises(CheckpointError, match=f"{DOWN_PROJ}._weight_act_quant_scale"):
+        opened(tmp_path, "Int8Tensor", parts, block_size=[1, SHAPE[1]], act_quant_kwargs=asked)
 
 
 def test_what_int8_asks_and_does_not_get(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dense_families import DENSE
 from made_experts import made_model, quantize, write_experts
+from model_families import DENSE
 
 import halfbyte
 from halfbyte.lowering import decoder, importer

@@ -129,6 +129,6 @@ def test_inspect_says_what_becomes_of_the_layers(checkpoints: Path) -> None:
 
 
 def test_families_with_latents_are_known() -> None:
-    from halfbyte.checkpoints.architecture import LATENT
+    from halfbyte.checkpoints.model_config import LATENT
 
     assert {name.split()[0] for name, config in FAMILIES.items() if "kv_lora_rank" in config} == set(LATENT)

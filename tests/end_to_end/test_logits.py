@@ -63,15 +63,16 @@ ALIKE = (
 )
 # Checkpoints that ask for quantized activations, and for which.
 ASKING = {
-    "base-ct-w4a8": "int8",
-    "qwen3-ct-w4a8-channel": "int8",
-    "llama-ct-w4a8-packed-g32": "int8",
-    "llama-ct-w4a8-int-quantized": "int8",
-    "llama-ct-w4afp8": "fp8",
-    "llama-ct-fp8-block": "fp8",
-    "qwen3-ct-fp8-dynamic": "fp8",
-    "qwen3moe-ct-w4a8": "int8",
-    "deepseek-w4afp8": "fp8",
+    "base-ct-w4a8": {"int8"},
+    "qwen3-ct-w4a8-channel": {"int8"},
+    "llama-ct-w4a8-packed-g32": {"int8"},
+    "llama-ct-w4a8-int-quantized": {"int8"},
+    "llama-ct-w4afp8": {"fp8"},
+    "llama-ct-fp8-block": {"fp8"},
+    "qwen3-ct-fp8-dynamic": {"fp8"},
+    "qwen3moe-ct-w4a8": {"int8"},
+    "deepseek-w4afp8": {"fp8"},
+    "llama-ct-static-int8": {"int8_fixed", "int8_affine_f32"},
 }
 V2, Q4_1 = "llama-gptq-v2-asym-g32", "llama-gguf-q4_1"
 
@@ -184,7 +185,7 @@ def test_the_archive_holds_the_checkpoints_bits_per_weight(model: Compiled) -> N
 
 @pytest.mark.parametrize("name", ASKING)
 def test_activations_are_what_the_checkpoint_asks_for(
-    checkpoints: Path, compiled: Compile, name: str
+    checkpoints: Path, compiled: Compile, tmp_path: Path, name: str
 ) -> None:
     """Case 65: W4A8, W4AFP8 and e4m3 checkpoints run with quantized activations when nothing else is said."""
     tokens, want = expected(checkpoints, name)
@@ -197,10 +198,12 @@ def test_activations_are_what_the_checkpoint_asks_for(
     assert np.abs(got - dynamic).max() <= 2e-2 * largest
     assert np.abs(got - want).max() > 1e-3 * largest
     quantized = [layer for layer in bundle.manifest.layers if layer.scheme != "float"]
-    assert {layer.activations for layer in quantized} == {ASKING[name]}
-    if ASKING[name] == "int8":
+    assert {layer.activations for layer in quantized} == ASKING[name]
+    if "fp8" not in ASKING[name]:
         assert all("_int8_" in layer.kernel for layer in quantized)
     np.testing.assert_array_equal(last_logits(bundle, tokens), got[-1])
+    [again] = iree_run_module(bundle.folder, tmp_path, "forward", [spelled(tokens)])
+    np.testing.assert_array_equal(again, got)
 
 
 @pytest.mark.parametrize("name", [V2, Q4_1])
