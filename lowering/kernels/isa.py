@@ -16,8 +16,8 @@ class InstructionSet:
         needs: CPU features in LLVM's spelling.
         lanes: int32 lanes of a vector.
         columns: columns of a tile, a divisor of 64.
-        one_row: by digit planes, columns of the direct form's tiles of one row where they are more: what is read in
-            order, from memory, is read faster.
+        one_row: by bits of the weights and digit planes, columns of the direct form's tiles of one row where they are
+            more: what is read in order, from memory, is read faster.
         rows: by digit planes, heights of the tiles of the direct form in the order they are used; the last is 1.
         panel: the same for the panel form, or empty where there is none.
         least_panel: rows from which the panel form is faster.
@@ -35,11 +35,11 @@ class InstructionSet:
     least_panel: int = 0
     tiles: bool = False
     pairs: bool = False
-    one_row: Mapping[int, int] = field(default_factory=dict)
+    one_row: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
-    def columns_of_one_row(self, digits: int) -> int:
+    def columns_of_one_row(self, bits: int, digits: int) -> int:
         """Columns of the direct form's tiles of one row."""
-        return self.one_row.get(digits, self.columns)
+        return self.one_row.get((bits, digits), self.columns)
 
 
 AVX512VNNI = InstructionSet(
@@ -87,11 +87,11 @@ AVX2 = InstructionSet(
     frozenset({"avx2", "fma"}),
     lanes=8,
     columns=16,
-    # 12 accumulators at most, of int16 while four steps last; for many rows three digits of one are better than of two.
+    # 12 accumulators at most; those of the panel form are of int16.
     rows={1: (3, 2, 1), 2: (3, 2, 1), 3: (2, 1)},
-    panel={1: (3, 2, 1), 2: (3, 2, 1), 3: (1,)},
+    panel={1: (4, 2, 1), 2: (2, 1), 3: (2, 1)},
     least_panel=16,
-    one_row={1: 64, 2: 64},
+    one_row=dict.fromkeys(((4, 1), (4, 2), (8, 1), (8, 2), (8, 3)), 64),
 )
 DOTPROD = InstructionSet(
     "dotprod",
