@@ -11,6 +11,7 @@ from typing import Literal
 
 import iree.runtime as rt
 import pytest
+from slow import slow
 
 from halfbyte import check_layers
 from halfbyte.check_layers import FP8_LIMIT
@@ -180,7 +181,7 @@ def test_passes_on_the_command_line(
     assert "layers: 8 of 8 equal the reference bit for bit" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", ["f16", "bf16"])
+@pytest.mark.parametrize("kind", [pytest.param("f16", marks=slow), "bf16"])
 def test_caches_of_16_bits_have_the_limits_of_16_bits(
     checkpoints: Path, compiled: Compile, kind: Literal["f16", "bf16"]
 ) -> None:

@@ -15,9 +15,10 @@ import test_fused_kernels as fused
 import test_head_linear_kernels as heads
 import test_moe_kernels as experts
 from gpu_checks import check_fused
-from kernel_cases import CASES, WITH_MANY_ROWS, activations, expected
+from kernel_cases import CASES, LARGE, WITH_MANY_ROWS, activations, expected
 from layer_bundles import call_layer, compile_layers
 from ptx_assembler import Entry, assembled, assembler
+from slow import slow
 from vulkan_device import far_rows, no_vulkan, same_values
 
 import halfbyte
@@ -85,7 +86,8 @@ def test_codes_are_rounded_as_the_reference_does(kernels: dict[str, Entry]) -> N
             assert entry.count("sqrt.approx") == entry.count("rsqrt.approx") == 0, name
 
 
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+# The text of these kernels is one for all architectures.
+@pytest.mark.parametrize("architecture", ["sm_80", pytest.param("sm_90", marks=slow)])
 def test_decoders_are_assembled(architecture: str, tmp_path: Path) -> None:
     """Attention, caches, and IREE's own code around them."""
     if assembler() is None:
@@ -137,7 +139,12 @@ class _TensorCoresByDefinition(VulkanTarget):
         return [flag.replace("memory_bytes = 16384", "memory_bytes = 32768") for flag in super().flags]
 
 
-_DENSE = tuple(CASES)[::5]
+# One of every mode and width, and some of the others.
+_DENSE = tuple(
+    name
+    for at, name in enumerate(CASES)
+    if name in WITH_MANY_ROWS or (at % 9 == 0 and not name.startswith(tuple(LARGE)))
+)
 _EXPERTS = [case for at, case in enumerate(experts.CASES) if at % 4 == 0 or case.name == "e2m1"]
 
 
