@@ -30,13 +30,16 @@ def text_part(raw: dict[str, Any], where: str) -> dict[str, Any]:
         CheckpointError: there is none.
     """
     kind = raw["model_type"]
-    inner = raw.get("text_config", raw if "hidden_size" in raw else None)  # the older ones are flat
+    inner = raw.get("text_config")
+    if inner is None and "hidden_size" in raw:  # the older ones are flat
+        inner = raw
     if not isinstance(inner, dict):
         raise CheckpointError(
             "text_config is missing or impossible",
             where=where,
             found=f"{inner!r:.100} beside model_type {kind!r}",
             accepted="the configuration of the text model",
+            advice="config.json is damaged or of another model: fetch it anew",
         )
     own = inner.get("model_type", kind)
     own = TEXT_OF[kind] if own == kind else own
@@ -70,11 +73,12 @@ def completed(part: dict[str, Any], where: str) -> dict[str, Any]:
             "transformers cannot read this configuration",
             where=f"{where}, text_config",
             found=f"{type(error).__name__}: {error}"[:500],
+            accepted=f"what a {part['model_type']} has",
+            advice="config.json is damaged, or made for another version of transformers: fetch it anew",
         ) from error
     ropes = {key: _without_axes(whole[key]) for key in ("rope_parameters", "rope_scaling") if key in whole}
-    shared = {
-        key: part[key] for key in _SHARED if key in part
-    }  # not all are attributes of a text model's class
+    # Not all of these are attributes of a text model's class.
+    shared = {key: part[key] for key in _SHARED if key in part}
     return whole | shared | ropes | {"model_type": family_of(part)}
 
 
