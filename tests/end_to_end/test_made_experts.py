@@ -10,14 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from compared_logits import check_logits
+from compared_logits import check_float_models, check_logits
 from made_compressed_tensors import signed_layer
 from made_experts import FAMILIES, Codes, Made, made_model, quantize, random_codes, write_experts
 from slow import SLOW, slow
 
 import halfbyte
-from halfbyte.checkpoints import load_float_model, open_checkpoint
-from halfbyte.checkpoints.streamed_model import streamed_model
 from halfbyte.runtime import Conversation
 from halfbyte.runtime.logits import all_logits
 from halfbyte.verify_model import Limits, verify
@@ -54,13 +52,7 @@ def written(folder: Path, family: str) -> tuple[Made, Path]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_float_models_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     made, folder = written(tmp_path / "model", family)
-    checkpoint = open_checkpoint(folder)
-    assert checkpoint.warnings == []
-    want = made.logits(TOKENS)
-    with torch.no_grad():
-        own = load_float_model(checkpoint)(torch.tensor([TOKENS])).logits[0].numpy()
-        streamed = streamed_model(checkpoint)(torch.tensor([TOKENS])).logits[0].numpy()
-    assert np.array_equal(own, streamed) and np.abs(own - want).max() <= 1e-5 * np.abs(want).max()
+    check_float_models(folder, made.logits(TOKENS), TOKENS)
 
 
 @pytest.mark.parametrize(

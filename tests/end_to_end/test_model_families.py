@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from compared_logits import check_float_models
 from made_experts import made_model, quantize, write_experts
 from model_families import DENSE, SPARSE
 from slow import slow
 
 import halfbyte
 from halfbyte.checkpoints import load_float_model, open_checkpoint
-from halfbyte.checkpoints.streamed_model import streamed_model
 from halfbyte.lowering.decoder import cache_shapes, export_decoder
 from halfbyte.runtime import Conversation
 from halfbyte.runtime.logits import all_logits
@@ -76,13 +76,7 @@ def same(got: np.ndarray, want: np.ndarray) -> bool:
 @pytest.mark.parametrize("family", [*DENSE, *SPARSE])
 def test_float_models_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     folder, want = made_family(tmp_path / "model", family)
-    checkpoint = open_checkpoint(folder)
-    assert checkpoint.warnings == []
-    tokens = torch.tensor([TOKENS])
-    with torch.no_grad():
-        logits = load_float_model(checkpoint)(tokens).logits
-        assert same(logits[0].numpy(), want)
-        assert torch.equal(streamed_model(checkpoint)(tokens).logits, logits)
+    check_float_models(folder, want, TOKENS)
 
 
 @pytest.mark.parametrize(
